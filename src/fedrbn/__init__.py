@@ -1,0 +1,1 @@
+"""Federated Robustness Propagation (FedRBN): robustness shared through batch-norm statistics."""

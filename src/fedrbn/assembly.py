@@ -1,0 +1,120 @@
+"""An experiment with everything built that it names: data, clients, attack, method, network."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import cast
+
+from fedrbn import data, nets, plugins
+from fedrbn.attacks import Attack, from_config
+from fedrbn.config import ConfigError, Experiment, MethodConfig
+from fedrbn.data.federation import build as build_federation
+from fedrbn.data.samples import Federation
+from fedrbn.federated.aggregation import Aggregate, Layout, layout, mean
+from fedrbn.federated.executors import Site, processes, serial
+from fedrbn.federated.methods import Method, configure, settings
+from fedrbn.federated.server import Rounds
+from fedrbn.hardware import cores, pick_device
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.types import Execute, Member
+
+AGGREGATIONS = {"mean": mean}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What a run works with. `experiment` is resolved: the method's own options are filled in."""
+
+    experiment: Experiment
+    federation: Federation
+    members: tuple[Member, ...]
+    attack: Attack
+    method: Method
+    net: DualNet
+    names: Layout
+    aggregate: Aggregate
+    rounds: Rounds
+    workers: int
+
+    def executor(self) -> AbstractContextManager[Execute]:
+        """Where the clients run: this process for one worker, else worker processes."""
+        site = Site({client.id: client for client in self.federation.clients}, self.net)
+        return nullcontext(serial(site)) if self.workers == 1 else processes(site, self.workers)
+
+
+def assemble(experiment: Experiment) -> Assembly:
+    """Load the data, divide it among clients, build attack, method and network; wrong requests fail here."""
+    attack = from_config(experiment.attack)
+    method = configure(experiment.method, attack)
+    aggregate = _aggregation(experiment.train.aggregation)
+    device = pick_device(experiment.run.device)
+    federation = build_federation(
+        data.load(experiment.data.name, experiment.data.image_size), experiment.federation, experiment.run.seed
+    )
+    built = nets.build(
+        experiment.model.name,
+        len(federation.classes),
+        experiment.model.width,
+        federation.image_shape,
+        experiment.run.seed,
+    )
+    net = method.network(built).to(device)
+    members = tuple(Member(c.id, c.domain, c.role, len(c.train)) for c in federation.clients)
+    return Assembly(
+        experiment=_resolved(experiment, method),
+        federation=federation,
+        members=members,
+        attack=attack,
+        method=method,
+        net=net,
+        names=layout(net, method.local),
+        aggregate=aggregate,
+        rounds=Rounds(
+            experiment.train, experiment.run.seed, _participants(experiment, len(members)), federation.equal_sizes
+        ),
+        workers=_workers(experiment, device.type, len(members)),
+    )
+
+
+def _resolved(experiment: Experiment, method: Method) -> Experiment:
+    """The experiment with the method's own values where its config left them open."""
+    values = {"name": experiment.method.name, **settings(method)}
+    return experiment.model_copy(update={"method": MethodConfig.model_validate(values)})
+
+
+def _aggregation(name: str) -> Aggregate:
+    if name in AGGREGATIONS:
+        return AGGREGATIONS[name]
+    if not plugins.is_reference(name):
+        raise plugins.unknown("train.aggregation", name, AGGREGATIONS)
+    found = plugins.resolve(name)
+    if not callable(found):
+        raise ConfigError(
+            f"got train.aggregation {name!r}, which is {type(found).__name__}; expected a function "
+            "(shared, contributions) -> shared."
+        )
+    return cast(Aggregate, found)
+
+
+def _participants(experiment: Experiment, members: int) -> int | None:
+    wanted = experiment.federation.participants
+    if isinstance(wanted, float):
+        return max(1, round(wanted * members))
+    if wanted is not None and wanted > members:
+        raise ConfigError(
+            f"got federation.participants = {wanted}; expected at most the {members} users, or a share such as 0.5."
+        )
+    return wanted
+
+
+def _workers(experiment: Experiment, device: str, members: int) -> int:
+    """One process per core by default; an accelerator is used from this process alone."""
+    if device != "cpu":
+        if (experiment.run.workers or 1) > 1:
+            raise ConfigError(
+                f"got run.workers = {experiment.run.workers} with run.device = {device!r}; expected 1 worker: several "
+                "processes would only share the one accelerator. Leave run.workers out."
+            )
+        return 1
+    return experiment.run.workers or min(cores(), members)

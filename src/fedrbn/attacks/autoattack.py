@@ -1,0 +1,177 @@
+"""AutoAttack (Croce & Hein 2020): the ensemble that published robustness is judged by, from the package pyautoattack.
+
+The standard version runs APGD on the cross-entropy, targeted APGD on the DLR loss, targeted FAB and Square, each on
+the samples that withstood those before. This module adds what a guest in one's process owes its host: parameters,
+gradients, buffers, random state and standard output are after the attack as they were before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fedrbn.attacks.protocols import Logits, check_pixels
+
+Part: TypeAlias = Literal["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"]
+"""One attack of the ensemble; a trailing -t means targeted at the nine likeliest wrong classes."""
+
+_PARTS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
+_FEWEST_CLASSES = {"apgd-dlr": 3, "apgd-t": 4}
+
+
+@dataclass(frozen=True)
+class AutoAttack:
+    """AutoAttack in the L∞ ball of radius eps, called as `attack(logits, x, y, generator)`.
+
+    Samples that withstand it come back unchanged. `logits` should be deterministic and independent of the other
+    samples of a batch, as a network in eval mode is. If it is an `nn.Module` in another mode, its buffers (batch-norm
+    statistics) are put back afterwards; of any other callable only the caller knows what it changes.
+    """
+
+    eps: float = 8 / 255
+    version: Literal["standard", "plus", "rand"] = "standard"
+    """standard is the published one; plus adds untargeted parts and restarts; rand is for randomised networks."""
+    only: tuple[Part, ...] | None = None
+    """Run only these parts, with their settings in this version; None runs all parts of the version."""
+    queries: int = 5000
+    """Forward passes of Square; fewer than 5000 is faster, and weaker than what is published."""
+    batch_size: int = 250
+
+    def __post_init__(self) -> None:
+        checks = (
+            (0 < self.eps <= 1, f"eps {self.eps}", "a length in (0, 1], such as 8 / 255"),
+            (self.version in ("standard", "plus", "rand"), f"version {self.version!r}", "standard, plus or rand"),
+            (
+                self.only is None or (len(self.only) > 0 and set(self.only) <= set(_PARTS)),
+                f"only {self.only}",
+                f"None, or some of {', '.join(_PARTS)}",
+            ),
+            (self.queries >= 1, f"queries {self.queries}", "at least 1, 5000 as published"),
+            (self.batch_size >= 1, f"batch_size {self.batch_size}", "at least 1"),
+        )
+        for valid, got, expected in checks:
+            if not valid:
+                raise ValueError(f"got {got}; expected {expected}. Change this setting of AutoAttack.")
+        if importlib.util.find_spec("pyautoattack") is None:
+            raise ImportError(
+                "got no package pyautoattack; expected it, because AutoAttack is its code. "
+                "Install it: pip install 'fedrbn[attacks]'"
+            )
+
+    def __call__(self, logits: Logits, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """Adversarial pixels; needs thousands of passes per batch."""
+        check_pixels(x)
+        if x.ndim != 4:
+            raise ValueError(
+                f"got pixels of shape {tuple(x.shape)}; expected [n, channels, height, width]. Reshape them."
+            )
+        seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+        if not len(x):
+            return x.detach().clone()
+        with torch.inference_mode(False), torch.no_grad(), _host_undisturbed(logits):
+            ensemble = self._ensemble(_isolated(logits, x.dtype), x, seed)
+            found, _ = ensemble.run_standard_evaluation(
+                x.detach().clone().float(), y.clone(), batch_size=self.batch_size
+            )
+        return _as_tensor(found).to(x.dtype)
+
+    def _ensemble(self, logits: Logits, x: Tensor, seed: int) -> Any:
+        """The package's object for this version, its targets limited to the classes there are."""
+        import pyautoattack  # noqa: PLC0415  (an extra: only who runs it needs it)
+
+        ensemble = pyautoattack.AutoAttack(
+            logits, norm="Linf", eps=self.eps, version=self.version, seed=seed, device=x.device
+        )
+        if self.only is not None:
+            ensemble.attacks_to_run = list(self.only)
+        classes = logits(x[:1]).shape[1]
+        for part in ensemble.attacks_to_run:
+            if classes < _FEWEST_CLASSES.get(part, 2):
+                raise ValueError(
+                    f"got a network of {classes} classes; expected at least {_FEWEST_CLASSES.get(part, 2)}, because "
+                    f"AutoAttack's {part} compares that many logits. Use PGD with restarts, or AutoAttack with "
+                    'only=("apgd-ce", "square").'
+                )
+        for targeted in (ensemble.apgd_targeted, ensemble.fab):
+            targeted.n_target_classes = min(targeted.n_target_classes, classes - 1)
+        ensemble.square.n_queries = self.queries
+        return ensemble
+
+
+def square(eps: float = 8 / 255, queries: int = 5000) -> AutoAttack:
+    """Square (Andriushchenko et al. 2020) alone: random search by scores, which masked gradients cannot mislead."""
+    return AutoAttack(eps=eps, only=("square",), queries=queries)
+
+
+def apgd(eps: float = 8 / 255, loss: Literal["ce", "dlr", "t"] = "ce") -> AutoAttack:
+    """APGD alone: 100 steps of self-chosen length on the cross-entropy, the DLR loss or the targeted DLR loss."""
+    parts: dict[str, Part] = {"ce": "apgd-ce", "dlr": "apgd-dlr", "t": "apgd-t"}
+    if loss not in parts:
+        raise ValueError(f"got loss {loss!r}; expected ce, dlr or t (targeted dlr). Choose one of these.")
+    return AutoAttack(eps=eps, only=(parts[loss],))
+
+
+class _AtInput(torch.autograd.Function):
+    """Logits whose backward pass ends at the input, so `.backward()` leaves no gradient on the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, logits: Logits) -> Tensor:
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.out = logits(ctx.x)
+        return _as_tensor(ctx.out.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # FAB asks for one backward pass per class through the same forward pass.
+        (at_input,) = torch.autograd.grad(ctx.out, ctx.x, gradients, retain_graph=True)
+        return at_input, None
+
+
+def _isolated(logits: Logits, dtype: torch.dtype) -> Logits:
+    """The same logits for the package, which computes in float32 and calls `.backward()`."""
+
+    def native(x: Tensor) -> Tensor:
+        return logits(x.to(dtype)).float()
+
+    def isolated(x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _as_tensor(_AtInput.apply(x, native))  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            return native(x)
+
+    return isolated
+
+
+@contextlib.contextmanager
+def _host_undisturbed(logits: Logits) -> Iterator[None]:
+    """Put back what the package changes: torch's global random state, the trace function, and a module's buffers.
+
+    The package seeds torch globally, and removes the trace function, with which debuggers and coverage see.
+    """
+    buffers = list(logits.buffers()) if isinstance(logits, nn.Module) else []
+    values = [buffer.clone() for buffer in buffers]
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    trace = sys.gettrace()
+    try:
+        with torch.random.fork_rng(devices=devices), contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        sys.settrace(trace)
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.copy_(value)
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """Give a type to what comes from untyped code."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"got {type(value).__name__}; expected a tensor. Check the version of pyautoattack: 0.2.0.")
+    return value

@@ -1,0 +1,64 @@
+"""What an attack is: a value that is called with what it may see, pixels in [0, 1] and a random generator.
+
+    Attack         (loss, x, generator)      -> x_adv    sees a loss per sample and its gradient at the input
+    LogitsAttack   (logits, x, y, generator) -> x_adv    sees logits and labels
+
+Training uses the first kind, because a loss says everything (TRADES, adaptive and branch-wise losses fit). Evaluation
+uses the second, because AutoAttack and black-box searches need logits; `Untargeted` turns the first into the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Loss: TypeAlias = Callable[[Tensor], Tensor]
+"""From pixels [n, …] in [0, 1] to one loss per sample, [n]; the attack makes it large."""
+
+Logits: TypeAlias = Callable[[Tensor], Tensor]
+"""From pixels [n, …] in [0, 1] to one score per class, [n, classes]; usually a network in eval mode."""
+
+
+class Attack(Protocol):
+    """An attack on a loss: returns pixels of x's shape and dtype near x at which the loss is larger."""
+
+    def __call__(self, loss: Loss, x: Tensor, generator: torch.Generator) -> Tensor:
+        """The adversarial pixels."""
+        ...
+
+
+class LogitsAttack(Protocol):
+    """An attack on a classifier: returns pixels of x's shape and dtype that it should no longer classify as y."""
+
+    def __call__(self, logits: Logits, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """The adversarial pixels."""
+        ...
+
+
+@dataclass(frozen=True)
+class Untargeted:
+    """An attack on a loss as an attack on a classifier: it maximises each sample's cross-entropy with its label."""
+
+    attack: Attack
+
+    def __call__(self, logits: Logits, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """The adversarial pixels."""
+        return self.attack(lambda pixels: F.cross_entropy(logits(pixels), y, reduction="none"), x, generator)
+
+
+def check_pixels(x: Tensor) -> None:
+    """Refuse what is not float pixels in [0, 1]: with normalised inputs ε would silently mean something else."""
+    if not x.is_floating_point():
+        raise TypeError(
+            f"got images of {x.dtype}; expected floating-point pixels in [0, 1]. Convert bytes with x.float() / 255."
+        )
+    if x.numel() and not bool((x.min() >= 0) & (x.max() <= 1)):
+        raise ValueError(
+            f"got pixels from {x.min().item():g} to {x.max().item():g}; expected [0, 1], where ε is measured. "
+            "Normalise inside the network, not before the attack."
+        )

@@ -1,0 +1,73 @@
+"""From the `[attack]` section of an experiment to an attack: its name and the threat model it runs under."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+from fedrbn.attacks.pgd import PGD, fgsm_rs, mia, pgd
+from fedrbn.attacks.protocols import Attack
+from fedrbn.config import AttackConfig
+from fedrbn.plugins import is_reference, resolve, unknown
+
+BUILT_IN: dict[str, Callable[[AttackConfig], PGD]] = {
+    "pgd": lambda config: pgd(config.eps, config.steps, config.step_size),
+    "mia": lambda config: mia(config.eps, config.steps, config.step_size),
+    "fgsm-rs": lambda config: fgsm_rs(config.eps),
+}
+"""The attacks an experiment can train with; fgsm-rs has one step, whose length follows from ε."""
+
+
+def from_config(config: AttackConfig) -> Attack:
+    """The attack that the config describes.
+
+    A name `package.module:object` is looked up: the object is an attack `(loss, x, generator)` itself, or is called
+    with the config and returns one; in the second case it sees eps, steps, step_size and threat, and honours them.
+    """
+    if config.name in BUILT_IN:
+        attack = BUILT_IN[config.name](config)
+        return authors_release(attack) if config.threat == "authors-release" else attack
+    if not is_reference(config.name):
+        raise unknown("attack.name", config.name, BUILT_IN)
+    return _plugged_in(config)
+
+
+def authors_release(attack: PGD) -> PGD:
+    """The attack as the authors' released code runs it, only for comparison with their printed figures.
+
+    Their digits are scaled to [-1, 1], but ε is taken as if in [0, 1] and the box [0, 1] is that of the scaled
+    values. In pixels that is half of ε, the box [0.5, 1] (dark pixels are lifted to 0.5, far out of the ball), and
+    a step of 1.25 ε / steps. Robustness under it says nothing about robustness in pixel space.
+    """
+    eps = attack.eps / 2
+    return replace(attack, eps=eps, step_size=1.25 * eps / attack.steps, box=(0.5, 1.0))
+
+
+def _plugged_in(config: AttackConfig) -> Attack:
+    found = resolve(config.name)
+    if accepts(found, 1):
+        found = cast(Callable[[AttackConfig], object], found)(config)
+    elif config.threat != "pixel":
+        raise ValueError(
+            f"got threat {config.threat!r} with the ready-made attack {config.name}; expected threat 'pixel'. Let "
+            "the name point to a function that takes the AttackConfig and builds the attack for its threat model."
+        )
+    if not accepts(found, 3):
+        raise TypeError(
+            f"got {found!r} from attack.name {config.name!r}; expected an attack, called as (loss, x, generator), "
+            "or a function that takes the AttackConfig and returns one. Check which object the name points to."
+        )
+    return cast(Attack, found)
+
+
+def accepts(found: object, arguments: int) -> bool:
+    """Whether this is a callable that takes so many positional arguments."""
+    if not callable(found):
+        return False
+    try:
+        inspect.signature(found).bind(*[None] * arguments)
+    except (TypeError, ValueError):
+        return False
+    return True

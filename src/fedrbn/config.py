@@ -1,0 +1,327 @@
+"""An experiment as one frozen value: validated when it is made, read from TOML, written back to TOML.
+
+Every field has the paper's setting as its default where the paper states one; `docs/configuration.md` lists them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+Share = Annotated[float, Field(gt=0, le=1)]
+"""A part of a whole: above 0, at most 1."""
+
+
+def _as_fraction(value: object) -> object:
+    """Accept "8/255" beside 0.031…, because that is how the field writes ε."""
+    if isinstance(value, str) and value.count("/") == 1:
+        above, below = value.split("/")
+        try:
+            return float(above) / float(below)
+        except (ValueError, ZeroDivisionError):
+            return value
+    return value
+
+
+Pixels = Annotated[float, BeforeValidator(_as_fraction), Field(ge=0, le=1)]
+"""A distance in pixel space, where images lie in [0, 1]; the text "8/255" is accepted too."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class DataConfig(_Section):
+    """Which images: an embedded or prepared data set, an image folder, or `package.module:object`."""
+
+    name: str = "digits-mini"
+    image_size: int | None = Field(default=None, ge=8, le=1024)
+    """Side of the square images in pixels; None keeps the data set's own (28 for digits, 256 for photographs)."""
+
+
+class Dirichlet(_Section):
+    """A Dirichlet draw with this concentration: small values give very unequal shares."""
+
+    concentration: float = Field(gt=0)
+
+
+class Partition(_Section):
+    """How a domain's images are spread over its users."""
+
+    sizes: Literal["uniform"] | Dirichlet = "uniform"
+    """How many each user gets: the same number, or Dirichlet shares."""
+    labels: Literal["uniform"] | Dirichlet = "uniform"
+    """Which classes each user gets: the domain's own mix, or a Dirichlet label skew."""
+
+
+class FirstDomains(_Section):
+    """A ratio of the users in some of the domains: the first n in the data set's order, or those named."""
+
+    ratio: Share
+    domains: int | tuple[str, ...]
+
+
+AtUsers = Annotated[float, Field(ge=0, le=1)] | tuple[str, ...] | FirstDomains
+
+
+class FederationConfig(_Section):
+    """Who takes part: users per domain, their data, and which of them can afford adversarial training."""
+
+    users_per_domain: int = Field(default=10, ge=1)
+    fraction: Share = 0.3
+    """Part of each domain's training images that is used at all."""
+    validation: float = Field(default=0.5, ge=0, lt=1)
+    """Part of each user's training images that is held out for model selection."""
+    partition: Partition = Partition()
+    min_samples: int = Field(default=4, ge=2)
+    """Fewest training images a user may end up with (batch norm needs at least two)."""
+    test_samples: int | None = Field(default=None, ge=1)
+    """Most test images per user; None uses all. The test set of a domain is split among its users."""
+    participants: int | Share | None = None
+    """Users per round: a number, a share of all, or None for everybody."""
+    at: AtUsers = 0.2
+    """AT users: a ratio per domain, names of domains or users, or {ratio, domains} for the first or named domains."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, values: Any) -> Any:
+        """`at = "mnist"` means the list of one name; `partition = "dirichlet"` means Dirichlet sizes."""
+        if isinstance(values, dict):
+            values = dict(values)
+            if isinstance(values.get("at"), str):
+                values["at"] = (values["at"],)
+            if isinstance(values.get("partition"), str):
+                values["partition"] = _named_partition(values["partition"])
+        return values
+
+
+def _named_partition(name: str) -> dict[str, Any]:
+    named: dict[str, dict[str, Any]] = {
+        "uniform": {},
+        "dirichlet": {"sizes": {"concentration": 1.0}},
+        "label-skew": {"labels": {"concentration": 0.5}},
+    }
+    if name not in named:
+        raise ValueError(
+            f"got partition {name!r}; expected {', '.join(named)}, or a table such as "
+            "{ sizes = { concentration = 1.0 } } or { labels = { concentration = 0.5 } }"
+        )
+    return named[name]
+
+
+class ModelConfig(_Section):
+    """Which network: digits, alexnet, resnet18, or `package.module:factory`."""
+
+    name: str = "digits"
+    width: float = Field(default=1.0, gt=0, le=4)
+    """Scales every layer's channels; 1 is the paper's network."""
+
+
+class TrainConfig(_Section):
+    """Local training and the rounds."""
+
+    rounds: int = Field(default=300, ge=1)
+    local_epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=32, ge=2)
+    lr: float = Field(default=1e-2, gt=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    """The learning rate over rounds: constant, or a cosine from `lr` towards 0."""
+    validate_every: int = Field(default=1, ge=1)
+    """Rounds between two validations; the last round is always validated."""
+    aggregation: str = "mean"
+    """How uploads become the next shared weights: mean (weighted by samples), or `package.module:object`."""
+
+
+class AttackConfig(_Section):
+    """The adversary in training, validation and test: L∞, in pixels."""
+
+    name: str = "pgd"
+    """pgd, mia (momentum), fgsm-rs, or `package.module:object`."""
+    eps: Pixels = 8 / 255
+    steps: int = Field(default=7, ge=1)
+    step_size: Pixels = 2 / 255
+    threat: Literal["pixel", "authors-release"] = "pixel"
+    """pixel: ε in pixels, images in [0, 1]. authors-release: the released code's arithmetic, for comparison only."""
+
+
+class MethodConfig(_Section):
+    """The federated method and its options; None means the method's own default."""
+
+    name: str = "fedrbn"
+    lam: float | None = Field(default=None, ge=0, le=1)
+    """λ of Eq. 5, the weight of the calibration loss of ST users."""
+    weighting: Literal["cosine", "uniform"] | None = None
+    """How donors of BN_a are weighted (Eq. 4)."""
+    temperature: float | None = Field(default=None, gt=0)
+    """T of the softmax in Eq. 4."""
+    affine: Literal["shared", "separate"] | None = None
+    """One trainable w, b for both branches, or one pair each."""
+    local: Literal["nothing", "bn-stats", "bn", "everything"] | None = None
+    """What is kept per client and never averaged."""
+    warmup: int | None = Field(default=None, ge=0)
+    """Rounds at the start in which λ is 0."""
+    clip: Annotated[float, Field(gt=0)] | Literal["off"] | None = None
+    """Largest norm of the calibration gradient (Algorithm 3), or "off"."""
+    mu: float | None = Field(default=None, ge=0)
+    """Weight of the proximal term (μ/2)‖w − w_t‖²."""
+    predict: Literal["clean", "noised"] | None = None
+    """The branch that predicts and is attacked."""
+
+
+class RunConfig(_Section):
+    """How and where it runs; nothing here changes the numbers except the seed."""
+
+    seed: int = Field(default=1, ge=0)
+    workers: int | None = Field(default=None, ge=1)
+    """Processes that train clients, one thread each; None takes one per core, 1 trains in this process."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
+    out: str | None = None
+    """The run directory; None makes one under `runs/`."""
+
+
+class Experiment(_Section):
+    """Everything that decides a run."""
+
+    data: DataConfig = DataConfig()
+    federation: FederationConfig = FederationConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    attack: AttackConfig = AttackConfig()
+    method: MethodConfig = MethodConfig()
+    run: RunConfig = RunConfig()
+
+    def key(self) -> str:
+        """Twelve hex digits that name this experiment's numbers: equal keys, equal results."""
+        content = self.model_dump(mode="json", exclude={"run": {"workers", "out"}})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    def to_toml(self) -> str:
+        """The resolved experiment as TOML that `from_toml` reads back to an equal value."""
+        import tomli_w  # noqa: PLC0415  (only writers need it)
+
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message says which, what was expected, and the nearest right name."""
+
+
+DATA_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "digits-mini": {
+        "federation": {"users_per_domain": 5, "fraction": 1.0, "validation": 0.25},
+        "model": {"width": 0.25},
+        "train": {"rounds": 40, "validate_every": 5},
+    },
+    "office-caltech10": {
+        "federation": {"users_per_domain": 2, "fraction": 1.0, "validation": 0.6},
+        "model": {"name": "alexnet"},
+        "method": {"clip": 10.0},
+    },
+}
+"""What differs from the paper's Digits setting for a data set, unless the user says otherwise."""
+
+
+def make(values: Mapping[str, Any]) -> Experiment:
+    """An experiment from nested settings; what is not given comes from its data set's defaults, then the paper's."""
+    name = values.get("data", {}).get("name", DataConfig().name) if isinstance(values.get("data", {}), dict) else ""
+    return _validated(_merged(DATA_DEFAULTS.get(name, {}), values))
+
+
+def from_toml(text: str) -> Experiment:
+    """The experiment that `Experiment.to_toml` wrote: nothing is filled in from a data set's defaults."""
+    return _validated(_parsed(text))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file, not yet validated, for `make`."""
+    try:
+        return _parsed(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"got config file {path}, which cannot be read ({error}); expected a TOML file.") from None
+
+
+def parse_setting(text: str) -> tuple[str, str, list[Any]]:
+    """`section.key=value` as (section, key, values); a bare comma list such as 0,0.5,1 gives several values."""
+    name, equals, value = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and key):
+        raise ConfigError(f"got setting {text!r}; expected section.key=value, for example method.lam=0.5")
+    _known(section, Experiment.model_fields, "section")
+    whole = _toml_value(value)
+    if not isinstance(whole, str) or "," not in value or value.strip().startswith(('"', "'")):
+        return section, key, [whole]
+    return section, key, [_toml_value(part) for part in value.split(",")]
+
+
+def with_settings(values: Mapping[str, Any], settings: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+    """`values` with (section, key, value) settings on top."""
+    merged = dict(values)
+    for section, key, value in settings:
+        merged = _merged(merged, {section: {key: value}})
+    return merged
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"got text that is not TOML: {error}. Strings need quotes; sections are [data], …") from None
+
+
+def _toml_value(text: str) -> Any:
+    """A TOML value if the text is one, else the text itself, so that names need no quotes on the command line."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def _merged(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two levels of settings, section by section; `above` wins."""
+    result: dict[str, Any] = {section: dict(values) for section, values in base.items()}
+    for section, values in above.items():
+        own = result.get(section, {})
+        result[section] = {**own, **values} if isinstance(values, Mapping) else values
+    return result
+
+
+def _validated(values: Mapping[str, Any]) -> Experiment:
+    try:
+        return Experiment.model_validate(values)
+    except ValidationError as error:
+        places: dict[tuple[Any, ...], str] = {}
+        for item in error.errors():
+            places.setdefault(item["loc"][:2], _explained(item["loc"][:2], item["type"], item["msg"], item["input"]))
+        raise ConfigError("\n".join(places.values())) from None
+
+
+def _explained(place: tuple[Any, ...], kind: str, message: str, got: object) -> str:
+    """One error in our words: got, expected, and the nearest right name for a misspelt one."""
+    section, key = str(place[0]), str(place[1]) if len(place) > 1 else None
+    fields = Experiment.model_fields
+    if section not in fields or key is None:
+        return _unknown(section, fields, "section") if section not in fields else f"[{section}]: {message}"
+    keys = fields[section].annotation.model_fields  # type: ignore[union-attr]
+    if key not in keys:
+        return _unknown(key, keys, f"key of [{section}]")
+    described = (keys[key].description or "").replace("\n", " ").strip()
+    detail = message.removeprefix("Value error, ")
+    return f"{section}.{key}: got {got!r}; expected otherwise: {detail}." + (f" Meaning: {described}" * bool(described))
+
+
+def _unknown(name: str, known: Iterable[str], what: str) -> str:
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    remedy = f"did you mean {nearest[0]!r}?" if nearest else f"choose from {', '.join(sorted(known))}."
+    return f"got {name!r}; expected a {what}: {remedy}"
+
+
+def _known(name: str, known: Iterable[str], what: str) -> None:
+    if name not in known:
+        raise ConfigError(_unknown(name, known, what))

@@ -1,0 +1,23 @@
+"""Train and test parts of labelled images that come without them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Index = NDArray[np.int64]
+
+
+def stratified(labels: NDArray[np.integer], test: float, seed: int) -> tuple[Index, Index]:
+    """Positions of the train and the test part, each class in the same proportion; seeded, in random order.
+
+    A class keeps at least one training image, and has a test image as soon as it has two.
+    """
+    rng = np.random.default_rng(seed)
+    train_parts, test_parts = [], []
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        held_out = min(max(round(test * len(rows)), 1), len(rows) - 1)
+        test_parts.append(rows[:held_out])
+        train_parts.append(rows[held_out:])
+    return rng.permutation(np.concatenate(train_parts)), rng.permutation(np.concatenate(test_parts))

@@ -1,0 +1,285 @@
+"""Eq. 2: batch normalisation with two sets of statistics, f(x; BN_c) and f(x; BN_a), in any PyTorch network.
+
+BN(x; μ, σ) = w (x − μ) / sqrt(σ² + ε₀) + b. A *branch* is one set of (μ, σ²): CLEAN is BN_c, NOISED is BN_a.
+
+    net = dual(my_network)                            # a copy; every BatchNorm1d/2d/3d found by type
+    net(x, Branch.NOISED, Stats.FROZEN)               # branch and use of statistics are arguments of the call
+    net.paired(x, x_adv, Stats.BATCH, Stats.BATCH)    # both branches in one pass over the joined batch
+    plain(net, Branch.NOISED)                         # an ordinary network again, ready to deploy
+
+`single(my_network)` gives the same calls to a network with one set of statistics, where both branches are that one:
+the baselines without dual batch norm run through the same training code.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedrbn.types import Branch, Stats, Tensors
+
+
+class Affine(Enum):
+    """Whether the two branches share their trainable w, b, or have one pair each."""
+
+    SHARED = "shared"
+    SEPARATE = "separate"
+
+
+class _Segment(NamedTuple):
+    """A run of rows of the batch and how batch norm treats them."""
+
+    rows: int
+    branch: Branch
+    stats: Stats
+
+
+_CALL: ContextVar[tuple[_Segment, ...] | None] = ContextVar("fedrbn dual batch-norm call", default=None)
+
+
+@contextmanager
+def _call(*segments: _Segment) -> Iterator[None]:
+    """Tell the batch-norm layers below this call what to do; nothing stays switched once it returns."""
+    token = _CALL.set(segments)
+    try:
+        yield
+    finally:
+        _CALL.reset(token)
+
+
+class DualBatchNorm(nn.Module):
+    """One batch-norm layer with a clean and a noised set of statistics; `noised` is None if there is only one set."""
+
+    clean: _BatchNorm
+    noised: _BatchNorm | None
+
+    def __init__(self, clean: _BatchNorm, noised: _BatchNorm | None) -> None:
+        super().__init__()
+        self.clean = clean
+        self.noised = noised
+
+    def branch(self, branch: Branch) -> _BatchNorm:
+        """The ordinary layer that holds this branch's statistics."""
+        return self.clean if branch is Branch.CLEAN or self.noised is None else self.noised
+
+    def affine(self, branch: Branch) -> _BatchNorm:
+        """The ordinary layer that holds this branch's w, b: the clean one unless the affine is separate."""
+        layer = self.branch(branch)
+        return layer if layer.affine else self.clean
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each run of rows through the branch that the surrounding network call asked for."""
+        segments = _CALL.get()
+        if segments is None:
+            raise RuntimeError(
+                "got a dual batch-norm layer called on its own; expected a call of the whole network, which says the "
+                "branch: net(x, Branch.CLEAN, Stats.FROZEN). For an ordinary network use plain(net, branch)."
+            )
+        if len(segments) == 1:
+            return self._normalise(x, segments[0].branch, segments[0].stats)
+        rows = sum(segment.rows for segment in segments)
+        if x.shape[0] % rows:
+            raise RuntimeError(
+                f"got {x.shape[0]} rows at a batch-norm layer of a joined pass; expected a multiple of the {rows} "
+                "inputs. This network mixes samples before the layer: call it once per branch instead."
+            )
+        repeat = x.shape[0] // rows
+        parts = torch.split(x, [segment.rows * repeat for segment in segments])
+        return torch.cat([self._normalise(part, s.branch, s.stats) for part, s in zip(parts, segments, strict=True)])
+
+    def _normalise(self, x: Tensor, branch: Branch, stats: Stats) -> Tensor:
+        layer, affine = self.branch(branch), self.affine(branch)
+        layer._check_input_dim(x)  # type: ignore[no-untyped-call]
+        mean, variance, momentum = cast(Tensor, layer.running_mean), cast(Tensor, layer.running_var), layer.momentum
+        if stats is Stats.FROZEN:
+            # The gradient needs the values of now. PyTorch keeps only a reference, and does not notice when a BATCH
+            # pass through the same branch moves them before `backward`.
+            mean, variance = mean.clone(), variance.clone()
+        else:
+            count = cast(Tensor, layer.num_batches_tracked)
+            count.add_(1)
+            if momentum is None:
+                momentum = 1.0 / float(count)
+        return F.batch_norm(
+            x,
+            mean,
+            variance,
+            affine.weight,
+            affine.bias,
+            training=stats is Stats.BATCH,
+            momentum=momentum or 0.0,
+            eps=layer.eps,
+        )
+
+
+class DualNet(nn.Module):
+    """A network whose batch-norm branch is an argument of the call."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, branch: Branch, stats: Stats = Stats.FROZEN) -> Tensor:
+        """Logits f(x; BN_branch)."""
+        with _call(_Segment(len(x), branch, stats)):
+            return cast(Tensor, self.network(x))
+
+    def paired(
+        self, clean: Tensor, noised: Tensor, clean_stats: Stats = Stats.FROZEN, noised_stats: Stats = Stats.FROZEN
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (f(clean; BN_c), f(noised; BN_a)) from one pass over the joined batch.
+
+        Each part is normalised with, and updates, its own branch's statistics only, so this equals two passes up to
+        float rounding and saves the second pass's overhead.
+        """
+        segments = (
+            _Segment(len(clean), Branch.CLEAN, clean_stats),
+            _Segment(len(noised), Branch.NOISED, noised_stats),
+        )
+        with _call(*segments):
+            logits = cast(Tensor, self.network(torch.cat([clean, noised])))
+        first, second = torch.split(logits, [len(clean), len(noised)])
+        return first, second
+
+
+def dual(net: nn.Module, affine: Affine = Affine.SHARED) -> DualNet:
+    """A copy of `net` in which every batch-norm layer has a clean and a noised set of statistics.
+
+    Both sets start as the layer's own. With `Affine.SEPARATE` each branch also has its own w, b.
+    """
+
+    def split(layer: _BatchNorm) -> nn.Module:
+        noised = copy.deepcopy(layer)
+        if affine is Affine.SHARED:
+            noised.affine = False
+            noised.weight = noised.bias = None  # type: ignore[assignment]
+        return DualBatchNorm(layer, noised)
+
+    network, found = _replaced(net, _BatchNorm, lambda layer: split(_checked(layer)))
+    if not found:
+        raise ValueError(
+            f"got {type(net).__name__} without a batch-norm layer; expected at least one BatchNorm1d, 2d or 3d, "
+            "because FedRBN carries robustness in batch-norm statistics. Add batch norm, or use a method with a "
+            "single set of statistics such as fatavg."
+        )
+    return DualNet(network)
+
+
+def single(net: nn.Module) -> DualNet:
+    """A copy of `net` with its one set of statistics behind both branches: FATAvg, FATBN and their kin."""
+    network, _ = _replaced(net, _BatchNorm, lambda layer: DualBatchNorm(_checked(layer), None))
+    return DualNet(network)
+
+
+def plain(net: DualNet, branch: Branch) -> nn.Module:
+    """An ordinary network in eval mode whose logits equal `net(x, branch, Stats.FROZEN)` bit for bit."""
+
+    def merge(layer: DualBatchNorm) -> nn.Module:
+        merged, affine = copy.deepcopy(layer.branch(branch)), layer.affine(branch)
+        merged.affine = affine.affine
+        merged.weight, merged.bias = copy.deepcopy(affine.weight), copy.deepcopy(affine.bias)
+        return merged
+
+    network, _ = _replaced(net.network, DualBatchNorm, merge)
+    return network.eval()
+
+
+@dataclass(frozen=True)
+class BNNames:
+    """The names, in `tensors(net)`, of one batch-norm layer's tensors on one branch; without w, b if it has none."""
+
+    layer: str
+    branch: Branch
+    mean: str
+    variance: str
+    count: str
+    affine: tuple[str, ...]
+
+    @property
+    def statistics(self) -> tuple[str, str]:
+        """The names of (μ, σ²)."""
+        return self.mean, self.variance
+
+
+def batch_norms(net: DualNet) -> tuple[BNNames, ...]:
+    """Every batch-norm layer and branch of the network, in the order of its layers, found by type."""
+    return tuple(
+        BNNames(
+            layer=name,
+            branch=branch,
+            mean=f"{name}.{branch.value}.running_mean",
+            variance=f"{name}.{branch.value}.running_var",
+            count=f"{name}.{branch.value}.num_batches_tracked",
+            affine=tuple(f"{name}.{branch.value}.{key}" for key, _ in layer.branch(branch).named_parameters()),
+        )
+        for name, layer in net.named_modules()
+        if isinstance(layer, DualBatchNorm)
+        for branch in Branch
+        if branch is Branch.CLEAN or layer.noised is not None
+    )
+
+
+def tensors(net: nn.Module) -> Tensors:
+    """Every parameter and persistent buffer once, by name (a module used in two places counts once); not copied."""
+    transient = {
+        f"{prefix}.{key}".lstrip(".")
+        for prefix, module in net.named_modules()
+        for key in module._non_persistent_buffers_set
+    }
+    named = dict(net.named_parameters()) | {k: v for k, v in net.named_buffers() if k not in transient}
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def load(net: nn.Module, values: Tensors) -> None:
+    """Copy `values` into the network's tensors of the same names; names not given keep their value."""
+    own = tensors(net)
+    for name, value in values.items():
+        if name not in own or own[name].shape != value.shape:
+            expected = f"shape {tuple(own[name].shape)}" if name in own else f"one of {len(own)} names of the network"
+            raise ValueError(
+                f"got tensor {name!r} of shape {tuple(value.shape)}; expected {expected}. "
+                "These weights belong to another network: check model.name, model.width and method.affine."
+            )
+        own[name].copy_(value)
+
+
+def _checked(layer: _BatchNorm) -> _BatchNorm:
+    """Refuse layers that cannot have a second set of running statistics, or that would not behave the same."""
+    kind = type(layer).__name__
+    if layer.running_mean is None or layer.running_var is None:
+        raise ValueError(
+            f"got {kind} with track_running_stats=False; expected running statistics, which are what FedRBN "
+            "propagates. Build the network with track_running_stats=True."
+        )
+    if type(layer).forward is not _BatchNorm.forward:
+        raise ValueError(
+            f"got {kind}, a batch norm with a forward of its own; expected BatchNorm1d, 2d or 3d. "
+            "Replace it by an ordinary batch-norm layer (and its activation, if it has one, by a module after it)."
+        )
+    return layer
+
+
+_M = TypeVar("_M", bound=nn.Module)
+
+
+def _replaced(net: nn.Module, kind: type[_M], convert: Callable[[_M], nn.Module]) -> tuple[nn.Module, int]:
+    """A deep copy of `net` with each module of `kind` converted once, wherever and however often it stands."""
+    root = nn.ModuleList([copy.deepcopy(net)])
+    converted: dict[int, nn.Module] = {}
+    for parent in list(root.modules()):
+        for name, child in parent._modules.items():
+            if isinstance(child, kind):
+                if id(child) not in converted:
+                    converted[id(child)] = convert(child)
+                parent._modules[name] = converted[id(child)]
+    return root[0], len(converted)

@@ -1,0 +1,39 @@
+"""Own code by name: wherever a built-in is named, `package.module:object` is accepted too."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name refers to an importable object rather than to a built-in."""
+    return ":" in name and all(part.isidentifier() for part in name.replace(":", ".").split("."))
+
+
+def resolve(name: str) -> object:
+    """The object behind `package.module:object` (dots after the colon reach into it)."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        found: object = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"got {name!r}, whose module {module_name!r} cannot be imported ({error}); expected an importable "
+            "package.module:object. Install the package or run from the folder that holds it."
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ValueError(
+                f"got {name!r}, but {module_name!r} has no {attribute!r}; expected the name of an object in it."
+            )
+        found = getattr(found, part)
+    return found
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
+    """The error for a name that is neither a built-in nor `package.module:object`, with the nearest built-in."""
+    names = list(known)
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    guess = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return ValueError(f"got {kind} {name!r}; expected one of {', '.join(names)}, or package.module:object.{guess}")

@@ -1,0 +1,217 @@
+"""Train and evaluate an experiment in a run directory; continue one that was interrupted."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, is_dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from fedrbn.assembly import Assembly, assemble
+from fedrbn.config import Experiment
+from fedrbn.evaluation import Question, standard_questions
+from fedrbn.federated.server import FederationError, federate, in_order, initial_state, predicting_branch
+from fedrbn.results import summary, validation_question, validation_summary
+from fedrbn.storage import Best, RunDirectory, StorageError
+from fedrbn.types import Answers, Evaluate, Execute, Failure, Job, Member, Result, Round, ServerState
+
+
+class Watcher(Protocol):
+    """Told of what happens in a run while it happens; the command line shows it."""
+
+    def training(self, assembly: Assembly, finished: int) -> None:
+        """Training starts, with so many rounds finished before."""
+
+    def answered(self, result: Result) -> None:
+        """A client has answered."""
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        """A round is finished; the record is the line written for it."""
+
+    def evaluating(self, clients: int) -> None:
+        """The evaluation of so many clients on their test data starts."""
+
+
+def run(
+    experiment: Experiment, path: Path, *, force: bool = False, watcher: Watcher | None = None
+) -> dict[str, Any]:
+    """Train and evaluate an experiment in a new run directory; returns the record of the evaluation."""
+    assembly = assemble(experiment)
+    directory = RunDirectory.create(path, assembly.experiment, force=force)
+    directory.describe(assembly.members, assembly.federation.classes, assembly.federation.image_shape)
+    return _finish(assembly, directory, watcher)
+
+
+def resume(path: Path, *, workers: int | None = None, watcher: Watcher | None = None) -> dict[str, Any]:
+    """Continue an interrupted run from its last checkpoint.
+
+    It ends with exactly the weights and metrics of a run that was never interrupted, because all randomness comes
+    from (seed, round, client). A finished run returns its record at once.
+    """
+    directory = RunDirectory.open(path)
+    assembly = assemble(_with_workers(directory.experiment(), workers))
+    directory.describe(assembly.members, assembly.federation.classes, assembly.federation.image_shape)
+    return _finish(assembly, directory, watcher)
+
+
+def evaluate(path: Path, *, workers: int | None = None, watcher: Watcher | None = None) -> dict[str, Any]:
+    """Evaluate a finished run again with the attack of its config; adds a record and returns it."""
+    directory = RunDirectory.open(path)
+    assembly = assemble(_with_workers(directory.experiment(), workers))
+    chosen = directory.checkpoint("best") or directory.checkpoint("last")
+    if chosen is None:
+        raise StorageError(f"got run {path} without a checkpoint; expected a trained one. Continue it with --resume.")
+    with directory.locked(), assembly.executor() as execute:
+        return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), watcher)
+
+
+def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
+    with directory.locked():
+        directory.recover()
+        finished = directory.records("evaluations.jsonl")
+        if finished:
+            return finished[0]
+        with assembly.executor() as execute:
+            execute = _watched(execute, watcher)
+            state = _train(assembly, directory, execute, watcher)
+            return _evaluate(assembly, directory, state, execute, watcher)
+
+
+def _train(
+    assembly: Assembly, directory: RunDirectory, execute: Execute, watcher: Watcher | None
+) -> ServerState:
+    """Run the rounds that are left; returns the state that validation chose."""
+    checkpoint = directory.checkpoint("last")
+    state = checkpoint.state if checkpoint else initial_state(assembly.net, assembly.members, assembly.method)
+    best = checkpoint.best if checkpoint else None
+    if watcher:
+        watcher.training(assembly, state.round)
+    started = time.perf_counter()
+    rounds = federate(
+        state, assembly.members, assembly.method, assembly.names, execute, assembly.rounds, assembly.aggregate
+    )
+    for current, report in rounds:
+        state = current
+        record: dict[str, Any] = {"round": state.round, "lr": report.lr, "clients": report.clients}
+        if _validation_due(assembly.experiment, state.round):
+            record["validation"] = _validate(assembly, state, execute)
+            score = record["validation"]["score"]
+            if best is None or score is None or score > best.score:
+                best = Best(state.round, score or 0.0)
+                directory.save("best", state, best)
+        record["seconds"] = time.perf_counter() - started
+        started = time.perf_counter()
+        directory.append("rounds.jsonl", record)
+        directory.save("last", state, best)
+        if watcher:
+            watcher.round_finished(record)
+    chosen = directory.checkpoint("best")
+    return chosen.state if chosen else state
+
+
+def _validation_due(experiment: Experiment, number: int) -> bool:
+    return number % experiment.train.validate_every == 0 or number == experiment.train.rounds
+
+
+def _validate(assembly: Assembly, state: ServerState, execute: Execute) -> dict[str, float | None]:
+    """Score the state on validation data, if there is any."""
+    if not any(len(client.validation) for client in assembly.federation.clients):
+        return validation_summary([], assembly.members)
+
+    def questions(member: Member) -> tuple[Question, ...]:
+        branch = predicting_branch(state, member, assembly.members, assembly.method)
+        return (validation_question(member.role, branch, assembly.attack),)
+
+    return validation_summary(ask_all(assembly, state, "validation", questions, execute), assembly.members)
+
+
+def _evaluate(
+    assembly: Assembly, directory: RunDirectory, state: ServerState, execute: Execute, watcher: Watcher | None
+) -> dict[str, Any]:
+    """SA and RA on the test data, each branch attacked through itself; writes and returns the record."""
+    if watcher:
+        watcher.evaluating(len(assembly.members))
+    questions = standard_questions(assembly.method.branches, assembly.attack)
+    predicts = {m.id: predicting_branch(state, m, assembly.members, assembly.method) for m in assembly.members}
+    answers = list(ask_all(assembly, state, "test", lambda _: questions, execute))
+    number = len(directory.records("evaluations.jsonl"))
+    directory.save_tensors(
+        f"answers/{number}.safetensors",
+        {f"{answer.client}/{name}": correct for answer in answers for name, correct in answer.correct.items()},
+    )
+    record = {
+        **facts(assembly),
+        "part": "test",
+        "round": state.round,
+        "labels": assembly.federation.labels,
+        **summary(answers, assembly.members, predicts),
+    }
+    directory.append("evaluations.jsonl", record)
+    return record
+
+
+def ask_all(
+    assembly: Assembly,
+    state: ServerState,
+    part: Literal["validation", "test"],
+    questions: Callable[[Member], tuple[Question, ...]],
+    execute: Execute,
+) -> Iterator[Answers]:
+    """Every client's answers to its questions, in the order of the clients."""
+    train = assembly.experiment.train
+    round_ = Round(
+        number=state.round,
+        seed=assembly.experiment.run.seed,
+        method=assembly.method,
+        shared=state.shared,
+        lr=train.lr,
+        batch_size=train.batch_size,
+        local_epochs=train.local_epochs,
+    )
+    jobs = [Evaluate(m.id, state.personal[m.id], part, questions(m)) for m in assembly.members]
+    for result in in_order(execute(round_, jobs), [job.client for job in jobs]):
+        if isinstance(result, Failure):
+            raise FederationError(f"client {result.client!r} could not be evaluated: {result.cause}")
+        if isinstance(result, Answers):
+            yield result
+
+
+def facts(assembly: Assembly) -> dict[str, Any]:
+    """What every record says of its origin: method, attack with ε and threat model, seed, versions."""
+    experiment = assembly.experiment
+    return {
+        "key": experiment.key(),
+        "method": assembly.method.name,
+        "predict": assembly.method.predict.value,
+        "data": experiment.data.name,
+        "attack": {
+            "name": experiment.attack.name,
+            "threat": experiment.attack.threat,
+            **(asdict(assembly.attack) if is_dataclass(assembly.attack) else {"repr": repr(assembly.attack)}),
+        },
+        "attacked": "the branch that predicts",
+        "seed": experiment.run.seed,
+        "versions": {name: version(name) for name in ("fedrbn", "torch", "numpy")} | {"python": platform.python_version()},
+    }
+
+
+def _watched(execute: Execute, watcher: Watcher | None) -> Execute:
+    if watcher is None:
+        return execute
+    tell = watcher.answered
+
+    def watched(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
+        for result in execute(round_, jobs):
+            tell(result)
+            yield result
+
+    return watched
+
+
+def _with_workers(experiment: Experiment, workers: int | None) -> Experiment:
+    if workers is None:
+        return experiment
+    return experiment.model_copy(update={"run": experiment.run.model_copy(update={"workers": workers})})
