@@ -11,10 +11,10 @@ from fedrbn.attacks import Attack, from_config
 from fedrbn.config import ConfigError, Experiment, MethodConfig
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import Federation
-from fedrbn.federated.aggregation import Aggregate, Layout, layout, mean
+from fedrbn.federated.aggregation import Aggregate, layout, mean
 from fedrbn.federated.executors import Site, processes, serial
 from fedrbn.federated.methods import Method, configure, settings
-from fedrbn.federated.server import Rounds
+from fedrbn.federated.server import Plan
 from fedrbn.hardware import cores, pick_device
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Execute, Member
@@ -28,13 +28,9 @@ class Assembly:
 
     experiment: Experiment
     federation: Federation
-    members: tuple[Member, ...]
     attack: Attack
-    method: Method
     net: DualNet
-    names: Layout
-    aggregate: Aggregate
-    rounds: Rounds
+    plan: Plan
     workers: int
 
     def executor(self) -> AbstractContextManager[Execute]:
@@ -64,14 +60,17 @@ def assemble(experiment: Experiment) -> Assembly:
     return Assembly(
         experiment=_resolved(experiment, method),
         federation=federation,
-        members=members,
         attack=attack,
-        method=method,
         net=net,
-        names=layout(net, method.local),
-        aggregate=aggregate,
-        rounds=Rounds(
-            experiment.train, experiment.run.seed, _participants(experiment, len(members)), federation.equal_sizes
+        plan=Plan(
+            members=members,
+            method=method,
+            names=layout(net, method.local),
+            train=experiment.train,
+            seed=experiment.run.seed,
+            participants=_participants(experiment, len(members)),
+            equal_sizes=federation.equal_sizes,
+            aggregate=aggregate,
         ),
         workers=_workers(experiment, device.type, len(members)),
     )

@@ -298,11 +298,11 @@ def _validated(values: Mapping[str, Any]) -> Experiment:
     except ValidationError as error:
         places: dict[tuple[Any, ...], str] = {}
         for item in error.errors():
-            places.setdefault(item["loc"][:2], _explained(item["loc"][:2], item["type"], item["msg"], item["input"]))
+            places.setdefault(item["loc"][:2], _explained(item["loc"][:2], item["msg"], item["input"]))
         raise ConfigError("\n".join(places.values())) from None
 
 
-def _explained(place: tuple[Any, ...], kind: str, message: str, got: object) -> str:
+def _explained(place: tuple[Any, ...], message: str, got: object) -> str:
     """One error in our words: got, expected, and the nearest right name for a misspelt one."""
     section, key = str(place[0]), str(place[1]) if len(place) > 1 else None
     fields = Experiment.model_fields

@@ -43,11 +43,11 @@ class Question:
 def ask(net: DualNet, samples: Samples, question: Question, generator: Generator) -> Tensor:
     """Which samples are predicted right, as booleans in the order of the samples."""
     device = next(net.parameters()).device
-    answers = [
-        _right(net, *(part.to(device) for part in samples.pixels(slice(start, start + BATCH))), question, generator)
-        for start in range(0, len(samples), BATCH)
-    ]
-    return torch.cat(answers) if answers else torch.zeros(0, dtype=torch.bool)
+    answers = [torch.zeros(0, dtype=torch.bool)]
+    for start in range(0, len(samples), BATCH):
+        x, y = samples.pixels(slice(start, start + BATCH))
+        answers.append(_right(net, x.to(device), y.to(device), question, generator))
+    return torch.cat(answers)
 
 
 def _right(net: DualNet, x: Tensor, y: Tensor, question: Question, generator: Generator) -> Tensor:
@@ -55,7 +55,8 @@ def _right(net: DualNet, x: Tensor, y: Tensor, question: Question, generator: Ge
     if question.attack is not None:
         x = question.attack(lambda z: F.cross_entropy(net(z, branch), y, reduction="none"), x, generator)
     with torch.no_grad():
-        return (net(x, question.predict, Stats.FROZEN).argmax(1) == y).cpu()
+        predicted: Tensor = net(x, question.predict, Stats.FROZEN).argmax(1)
+    return (predicted == y).cpu()
 
 
 def standard_questions(branches: Sequence[Branch], attack: Attack) -> tuple[Question, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import Experiment
 from fedrbn.evaluation import Question, standard_questions
-from fedrbn.federated.server import FederationError, federate, in_order, initial_state, predicting_branch
+from fedrbn.federated.server import FederationError, federate, in_order, initial_state
 from fedrbn.results import summary, validation_question, validation_summary
 from fedrbn.storage import Best, RunDirectory, StorageError
 from fedrbn.types import Answers, Evaluate, Execute, Failure, Job, Member, Result, Round, ServerState
@@ -36,30 +36,33 @@ class Watcher(Protocol):
 
 
 def run(
-    experiment: Experiment, path: Path, *, force: bool = False, watcher: Watcher | None = None
+    experiment: Experiment, path: Path | str, *, force: bool = False, watcher: Watcher | None = None
 ) -> dict[str, Any]:
     """Train and evaluate an experiment in a new run directory; returns the record of the evaluation."""
     assembly = assemble(experiment)
-    directory = RunDirectory.create(path, assembly.experiment, force=force)
-    directory.describe(assembly.members, assembly.federation.classes, assembly.federation.image_shape)
+    directory = RunDirectory.create(Path(path), assembly.experiment, force=force)
+    directory.describe(assembly.plan.members, assembly.federation.classes, assembly.federation.image_shape)
     return _finish(assembly, directory, watcher)
 
 
-def resume(path: Path, *, workers: int | None = None, watcher: Watcher | None = None) -> dict[str, Any]:
+def resume(path: Path | str, *, workers: int | None = None, watcher: Watcher | None = None) -> dict[str, Any]:
     """Continue an interrupted run from its last checkpoint.
 
     It ends with exactly the weights and metrics of a run that was never interrupted, because all randomness comes
     from (seed, round, client). A finished run returns its record at once.
     """
-    directory = RunDirectory.open(path)
+    directory = RunDirectory.open(Path(path))
+    finished = directory.records("evaluations.jsonl")
+    if finished:
+        return finished[0]
     assembly = assemble(_with_workers(directory.experiment(), workers))
-    directory.describe(assembly.members, assembly.federation.classes, assembly.federation.image_shape)
+    directory.describe(assembly.plan.members, assembly.federation.classes, assembly.federation.image_shape)
     return _finish(assembly, directory, watcher)
 
 
-def evaluate(path: Path, *, workers: int | None = None, watcher: Watcher | None = None) -> dict[str, Any]:
+def evaluate(path: Path | str, *, workers: int | None = None, watcher: Watcher | None = None) -> dict[str, Any]:
     """Evaluate a finished run again with the attack of its config; adds a record and returns it."""
-    directory = RunDirectory.open(path)
+    directory = RunDirectory.open(Path(path))
     assembly = assemble(_with_workers(directory.experiment(), workers))
     chosen = directory.checkpoint("best") or directory.checkpoint("last")
     if chosen is None:
@@ -71,29 +74,21 @@ def evaluate(path: Path, *, workers: int | None = None, watcher: Watcher | None 
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
     with directory.locked():
         directory.recover()
-        finished = directory.records("evaluations.jsonl")
-        if finished:
-            return finished[0]
-        with assembly.executor() as execute:
-            execute = _watched(execute, watcher)
+        with assembly.executor() as bare:
+            execute = _watched(bare, watcher)
             state = _train(assembly, directory, execute, watcher)
             return _evaluate(assembly, directory, state, execute, watcher)
 
 
-def _train(
-    assembly: Assembly, directory: RunDirectory, execute: Execute, watcher: Watcher | None
-) -> ServerState:
+def _train(assembly: Assembly, directory: RunDirectory, execute: Execute, watcher: Watcher | None) -> ServerState:
     """Run the rounds that are left; returns the state that validation chose."""
     checkpoint = directory.checkpoint("last")
-    state = checkpoint.state if checkpoint else initial_state(assembly.net, assembly.members, assembly.method)
+    state = checkpoint.state if checkpoint else initial_state(assembly.net, assembly.plan)
     best = checkpoint.best if checkpoint else None
     if watcher:
         watcher.training(assembly, state.round)
     started = time.perf_counter()
-    rounds = federate(
-        state, assembly.members, assembly.method, assembly.names, execute, assembly.rounds, assembly.aggregate
-    )
-    for current, report in rounds:
+    for current, report in federate(state, assembly.plan, execute):
         state = current
         record: dict[str, Any] = {"round": state.round, "lr": report.lr, "clients": report.clients}
         if _validation_due(assembly.experiment, state.round):
@@ -119,13 +114,13 @@ def _validation_due(experiment: Experiment, number: int) -> bool:
 def _validate(assembly: Assembly, state: ServerState, execute: Execute) -> dict[str, float | None]:
     """Score the state on validation data, if there is any."""
     if not any(len(client.validation) for client in assembly.federation.clients):
-        return validation_summary([], assembly.members)
+        return validation_summary([], assembly.plan.members)
 
     def questions(member: Member) -> tuple[Question, ...]:
-        branch = predicting_branch(state, member, assembly.members, assembly.method)
+        branch = assembly.plan.predicting_branch(state, member)
         return (validation_question(member.role, branch, assembly.attack),)
 
-    return validation_summary(ask_all(assembly, state, "validation", questions, execute), assembly.members)
+    return validation_summary(ask_all(assembly, state, "validation", questions, execute), assembly.plan.members)
 
 
 def _evaluate(
@@ -133,9 +128,9 @@ def _evaluate(
 ) -> dict[str, Any]:
     """SA and RA on the test data, each branch attacked through itself; writes and returns the record."""
     if watcher:
-        watcher.evaluating(len(assembly.members))
-    questions = standard_questions(assembly.method.branches, assembly.attack)
-    predicts = {m.id: predicting_branch(state, m, assembly.members, assembly.method) for m in assembly.members}
+        watcher.evaluating(len(assembly.plan.members))
+    questions = standard_questions(assembly.plan.method.branches, assembly.attack)
+    predicts = {m.id: assembly.plan.predicting_branch(state, m) for m in assembly.plan.members}
     answers = list(ask_all(assembly, state, "test", lambda _: questions, execute))
     number = len(directory.records("evaluations.jsonl"))
     directory.save_tensors(
@@ -147,7 +142,7 @@ def _evaluate(
         "part": "test",
         "round": state.round,
         "labels": assembly.federation.labels,
-        **summary(answers, assembly.members, predicts),
+        **summary(answers, assembly.plan.members, predicts),
     }
     directory.append("evaluations.jsonl", record)
     return record
@@ -161,18 +156,8 @@ def ask_all(
     execute: Execute,
 ) -> Iterator[Answers]:
     """Every client's answers to its questions, in the order of the clients."""
-    train = assembly.experiment.train
-    round_ = Round(
-        number=state.round,
-        seed=assembly.experiment.run.seed,
-        method=assembly.method,
-        shared=state.shared,
-        lr=train.lr,
-        batch_size=train.batch_size,
-        local_epochs=train.local_epochs,
-    )
-    jobs = [Evaluate(m.id, state.personal[m.id], part, questions(m)) for m in assembly.members]
-    for result in in_order(execute(round_, jobs), [job.client for job in jobs]):
+    jobs = [Evaluate(m.id, state.personal[m.id], part, questions(m)) for m in assembly.plan.members]
+    for result in in_order(execute(assembly.plan.round(state), jobs), [job.client for job in jobs]):
         if isinstance(result, Failure):
             raise FederationError(f"client {result.client!r} could not be evaluated: {result.cause}")
         if isinstance(result, Answers):
@@ -184,8 +169,8 @@ def facts(assembly: Assembly) -> dict[str, Any]:
     experiment = assembly.experiment
     return {
         "key": experiment.key(),
-        "method": assembly.method.name,
-        "predict": assembly.method.predict.value,
+        "method": assembly.plan.method.name,
+        "predict": assembly.plan.method.predict.value,
         "data": experiment.data.name,
         "attack": {
             "name": experiment.attack.name,
@@ -194,7 +179,8 @@ def facts(assembly: Assembly) -> dict[str, Any]:
         },
         "attacked": "the branch that predicts",
         "seed": experiment.run.seed,
-        "versions": {name: version(name) for name in ("fedrbn", "torch", "numpy")} | {"python": platform.python_version()},
+        "versions": {name: version(name) for name in ("fedrbn", "torch", "numpy")}
+        | {"python": platform.python_version()},
     }
 
 

@@ -70,7 +70,14 @@ class RunDirectory:
                     f"got run directory {path}, which holds a run already; expected a new one. "
                     f"Continue it with --resume {path}, replace it with --force, or choose another --out."
                 )
-            for name in ("config.toml", "federation.json", "rounds.jsonl", "evaluations.jsonl", "last.safetensors", "best.safetensors"):
+            for name in (
+                "config.toml",
+                "federation.json",
+                "rounds.jsonl",
+                "evaluations.jsonl",
+                "last.safetensors",
+                "best.safetensors",
+            ):
                 run._file(name).unlink(missing_ok=True)
             shutil.rmtree(run._file("answers"), ignore_errors=True)
         elif path.exists() and any(path.iterdir() if path.is_dir() else [path]):
@@ -86,7 +93,9 @@ class RunDirectory:
         """An existing run directory."""
         run = cls(path)
         if not run._file("config.toml").is_file():
-            raise StorageError(f"got {path}, which holds no run (no config.toml); expected a directory made by fedrbn run.")
+            raise StorageError(
+                f"got {path}, which holds no run (no config.toml); expected one made by fedrbn run."
+            )
         return run
 
     def experiment(self) -> Experiment:
@@ -154,7 +163,9 @@ class RunDirectory:
         try:
             return [json.loads(line) for line in lines]
         except json.JSONDecodeError as error:
-            raise StorageError(f"got {path} with a line that is not JSON ({error}); expected one object a line.") from None
+            raise StorageError(
+                f"got {path} with a line that is not JSON ({error}); expected one object a line."
+            ) from None
 
     def recover(self) -> None:
         """Clean up after a crash: drop half-written files and the lines of rounds that are not in the checkpoint."""
@@ -201,7 +212,9 @@ class RunDirectory:
         try:
             return safetensors.torch.load_file(self._file(name))
         except (safetensors.SafetensorError, OSError) as error:
-            raise StorageError(f"got {self._file(name)}, which cannot be read ({error}); expected safetensors.") from None
+            raise StorageError(
+                f"got {self._file(name)}, which cannot be read ({error}); expected safetensors."
+            ) from None
 
     def _file(self, name: str) -> Path:
         return self.path / name

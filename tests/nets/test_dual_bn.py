@@ -422,6 +422,7 @@ class TestPlain:
             assert not any(isinstance(module, DualBatchNorm | DualNet) for module in ordinary.modules())
             assert not any(module.training for module in ordinary.modules())
             assert list(ordinary.state_dict()) == list(original.state_dict())
+            assert repr(ordinary) == repr(original)  # every layer's kind and settings
             original.load_state_dict(ordinary.state_dict())
             assert torch.equal(original.eval()(x), ordinary(x))
         assert torch.equal(deployed[CLEAN](x), deployed[NOISED](x)) == (convert is single)

@@ -1,7 +1,25 @@
 """Attacks: values that are called with a loss (or logits and labels), pixels in [0, 1] and a random generator."""
 
+from fedrbn.attacks.autoattack import AutoAttack
+from fedrbn.attacks.corruptions import Corruption, Oblivious
+from fedrbn.attacks.local_search import LocalSearch
+from fedrbn.attacks.named import attack_named, epsilon
 from fedrbn.attacks.pgd import PGD
 from fedrbn.attacks.protocols import Attack, Logits, LogitsAttack, Loss, Untargeted
 from fedrbn.attacks.threat import from_config
 
-__all__ = ["PGD", "Attack", "Logits", "LogitsAttack", "Loss", "Untargeted", "from_config"]
+__all__ = [
+    "PGD",
+    "Attack",
+    "AutoAttack",
+    "Corruption",
+    "LocalSearch",
+    "Logits",
+    "LogitsAttack",
+    "Loss",
+    "Oblivious",
+    "Untargeted",
+    "attack_named",
+    "epsilon",
+    "from_config",
+]

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fedrbn.attacks.protocols import Logits, check_pixels
+from fedrbn.attacks.protocols import Logits, check_images
 
 Part: TypeAlias = Literal["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"]
 """One attack of the ensemble; a trailing -t means targeted at the nine likeliest wrong classes."""
@@ -68,11 +68,7 @@ class AutoAttack:
 
     def __call__(self, logits: Logits, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         """Adversarial pixels; needs thousands of passes per batch."""
-        check_pixels(x)
-        if x.ndim != 4:
-            raise ValueError(
-                f"got pixels of shape {tuple(x.shape)}; expected [n, channels, height, width]. Reshape them."
-            )
+        check_images(x)
         seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
         if not len(x):
             return x.detach().clone()

@@ -62,3 +62,10 @@ def check_pixels(x: Tensor) -> None:
             f"got pixels from {x.min().item():g} to {x.max().item():g}; expected [0, 1], where ε is measured. "
             "Normalise inside the network, not before the attack."
         )
+
+
+def check_images(x: Tensor) -> None:
+    """Refuse what is not a batch of images of pixels in [0, 1]."""
+    check_pixels(x)
+    if x.ndim != 4:
+        raise ValueError(f"got pixels of shape {tuple(x.shape)}; expected [n, channels, height, width]. Reshape them.")

@@ -50,8 +50,8 @@ AVAILABLE = {
     "office-caltech10": Description(
         "photographs of ten kinds of object; split 80/20 within each class",
         domains=("amazon", "caltech", "dslr", "webcam"),
-        train=(765, 898, 126, 236),
-        test=(193, 225, 31, 59),
+        train=(766, 898, 126, 237),
+        test=(192, 225, 31, 58),
         image_size=256,
         needs_files=True,
     ),

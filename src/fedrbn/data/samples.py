@@ -59,6 +59,32 @@ class DataSet:
     domains: tuple[Domain, ...]
     classes: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        names = [domain.name for domain in self.domains]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(
+                f"got domains {names} in data {self.name!r}; expected at least one, each with a name of its own."
+            )
+        shape = self.domains[0].train.images.shape[1:]
+        for domain in self.domains:
+            for part, samples in (("train", domain.train), ("test", domain.test)):
+                self._check(samples, f"{part} part of {domain.name!r}", shape)
+
+    def _check(self, samples: Samples, where: str, shape: torch.Size) -> None:
+        if not len(samples):
+            raise ValueError(f"got no images in the {where}; expected at least one. Add images or drop the domain.")
+        if samples.images.shape[1:] != shape:
+            raise ValueError(
+                f"got images of shape {tuple(samples.images.shape[1:])} in the {where}; expected {tuple(shape)}, as in "
+                f"the first domain. Resize them to one size."
+            )
+        lowest, highest = int(samples.labels.min()), int(samples.labels.max())
+        if lowest < 0 or highest >= len(self.classes):
+            raise ValueError(
+                f"got labels from {lowest} to {highest} in the {where}; expected 0 to {len(self.classes) - 1}, "
+                f"because there are {len(self.classes)} classes. Number the labels from 0, or name all classes."
+            )
+
 
 @dataclass(frozen=True)
 class Client:

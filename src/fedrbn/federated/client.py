@@ -82,7 +82,8 @@ def sgd(
             )
         with torch.no_grad():
             for parameter, origin in zip(trained, start, strict=False):
-                parameter.grad = parameter.grad + proximal * (parameter - origin)
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter - origin, alpha=proximal)
         optimizer.step()
     return sum(losses) / len(losses)
 

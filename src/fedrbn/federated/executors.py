@@ -16,6 +16,7 @@ from typing import Any
 import safetensors.torch
 import torch
 import torch.multiprocessing as mp
+from torch import Tensor
 
 from fedrbn.data.samples import Client
 from fedrbn.evaluation import ask
@@ -92,8 +93,8 @@ def processes(site: Site, workers: int) -> Iterator[Execute]:
     """
     for client in site.clients.values():
         for part in (client.train, client.validation, client.test):
-            part.images.share_memory_()
-            part.labels.share_memory_()
+            _share(part.images)
+            _share(part.labels)
     context = mp.get_context("spawn")
     pool = [_Worker(context, site) for _ in range(workers)]
     try:
@@ -185,7 +186,12 @@ def _opened(sealed: Any) -> Any:
 
 
 def _in_shared_memory(tensors: Tensors) -> Tensors:
-    return {name: tensor.clone().share_memory_() for name, tensor in tensors.items()}
+    return {name: _share(tensor.clone()) for name, tensor in tensors.items()}
+
+
+def _share(tensor: Tensor) -> Tensor:
+    """Move the tensor's storage to shared memory, where other processes can see it."""
+    return tensor.share_memory_()  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _work(line: Any, site: Site) -> None:
@@ -202,5 +208,3 @@ def _work(line: Any, site: Site) -> None:
             round_ = message
         elif round_ is not None:
             line.send(_sealed(perform(site, round_, message)))
-
-

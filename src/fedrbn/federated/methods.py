@@ -6,7 +6,7 @@ A new method is a row: `dataclasses.replace(fatavg(attack), local=Local.BATCH_NO
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -28,7 +28,7 @@ class Method:
     name: str
     at: Objective
     """What AT users minimise."""
-    st: Objective = Standard()
+    st: Objective = field(default_factory=Standard)
     """What ST users minimise while they have no estimated BN_a."""
     calibration: Calibrated | None = None
     """What ST users minimise once they have one (Eq. 5); None is standard training throughout."""

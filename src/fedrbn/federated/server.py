@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from fedrbn.config import TrainConfig
-from fedrbn.federated.aggregation import Aggregate, Contribution, Layout, Local, layout, mean
+from fedrbn.federated.aggregation import Aggregate, Contribution, Layout, Local, mean
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.methods import Method
 from fedrbn.federated.propagation import propagate
 from fedrbn.nets.dual_bn import DualNet, tensors
 from fedrbn.randomness import generator
-from fedrbn.types import Branch, Execute, Failure, Member, Result, Role, Round, ServerState, Train, Upload
+from fedrbn.types import Branch, Execute, Failure, Member, Result, Role, Round, ServerState, Tensors, Train, Upload
 
 
 class FederationError(RuntimeError):
@@ -32,15 +32,20 @@ class RoundReport:
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """How the server runs rounds: their number, the learning rate over them, who takes part, who runs how long."""
+class Plan:
+    """What the server does: with whom, by which method, for how many rounds."""
 
+    members: tuple[Member, ...]
+    method: Method
+    names: Layout
+    """Which tensors of the network are shared, and which stay with their client."""
     train: TrainConfig
     seed: int
     participants: int | None = None
     """Clients sampled per round without replacement; None takes all."""
     equal_sizes: bool = True
     """If False every client runs the mean number of iterations per epoch of all clients (unequal data)."""
+    aggregate: Aggregate = mean
 
     def lr(self, number: int) -> float:
         """The learning rate of a round, counted from 0."""
@@ -48,75 +53,72 @@ class Rounds:
             return self.train.lr
         return self.train.lr * (1 + math.cos(math.pi * number / self.train.rounds)) / 2
 
-    def sample(self, number: int, members: Sequence[Member]) -> list[Member]:
+    def sample(self, number: int) -> list[Member]:
         """The participants of a round, in the order of the members."""
-        if self.participants is None or self.participants >= len(members):
-            return list(members)
+        if self.participants is None or self.participants >= len(self.members):
+            return list(self.members)
         random = generator(self.seed, "round", number, "participants")
-        chosen = torch.randperm(len(members), generator=random)[: self.participants]
-        return [members[i] for i in sorted(chosen.tolist())]
+        chosen = torch.randperm(len(self.members), generator=random)[: self.participants]
+        return [self.members[i] for i in sorted(chosen.tolist())]
 
-    def steps(self, members: Sequence[Member]) -> int | None:
+    def steps(self) -> int | None:
         """The fixed number of iterations when sizes differ; None means whole epochs."""
         if self.equal_sizes:
             return None
-        per_epoch = [steps_per_epoch(member.samples, self.train.batch_size) for member in members]
+        per_epoch = [steps_per_epoch(member.samples, self.train.batch_size) for member in self.members]
         return self.train.local_epochs * max(1, round(sum(per_epoch) / len(per_epoch)))
 
+    def donors(self, state: ServerState) -> list[str]:
+        """AT users that have reported: only they have statistics of adversarial inputs to give."""
+        return [member.id for member in self.members if member.role is Role.AT and member.id in state.reported]
 
-def initial_state(net: DualNet, members: Iterable[Member], method: Method) -> ServerState:
+    def predicting_branch(self, state: ServerState, member: Member) -> Branch:
+        """The branch a client predicts with: the method's, unless nobody has filled this client's BN_a yet."""
+        method = self.method
+        if method.predict is Branch.CLEAN:
+            return Branch.CLEAN
+        own = member.role is Role.AT and member.id in state.reported
+        received = bool(self.donors(state)) and (method.propagation is not None or method.local is Local.NOTHING)
+        return Branch.NOISED if own or received else Branch.CLEAN
+
+    def round(self, state: ServerState) -> Round:
+        """What all clients need to know of the round after this state."""
+        return Round(
+            number=state.round,
+            seed=self.seed,
+            method=self.method,
+            shared=state.shared,
+            lr=self.lr(state.round),
+            batch_size=self.train.batch_size,
+            local_epochs=self.train.local_epochs,
+            steps=self.steps(),
+        )
+
+
+def initial_state(net: DualNet, plan: Plan) -> ServerState:
     """Before the first round: everybody has the initial network."""
-    names = layout(net, method.local)
     values = tensors(net)
+
+    def copied(names: frozenset[str]) -> Tensors:
+        return {name: tensor.to("cpu", copy=True) for name, tensor in values.items() if name in names}
+
     return ServerState(
         round=0,
-        shared={name: values[name].clone() for name in values if name in names.shared},
-        personal={m.id: {name: values[name].clone() for name in values if name in names.personal} for m in members},
+        shared=copied(plan.names.shared),
+        personal={member.id: copied(plan.names.personal) for member in plan.members},
     )
 
 
-def federate(
-    state: ServerState,
-    members: Sequence[Member],
-    method: Method,
-    names: Layout,
-    execute: Execute,
-    rounds: Rounds,
-    aggregate: Aggregate = mean,
-) -> Iterator[tuple[ServerState, RoundReport]]:
+def federate(state: ServerState, plan: Plan, execute: Execute) -> Iterator[tuple[ServerState, RoundReport]]:
     """Algorithm 2 from `state` on: yields the state after each round, and a report of that round."""
-    steps = rounds.steps(members)
-    while state.round < rounds.train.rounds:
-        round_ = Round(
-            number=state.round,
-            seed=rounds.seed,
-            method=method,
-            shared=state.shared,
-            lr=rounds.lr(state.round),
-            batch_size=rounds.train.batch_size,
-            local_epochs=rounds.train.local_epochs,
-            steps=steps,
-        )
-        jobs = [_train_job(state, member, members, method) for member in rounds.sample(state.round, members)]
-        inbox = _Inbox({m.id: m for m in members})
+    while state.round < plan.train.rounds:
+        round_ = plan.round(state)
+        jobs = [_train_job(state, member, plan) for member in plan.sample(state.round)]
+        inbox = _Inbox()
         arrived = in_order(execute(round_, jobs), [job.client for job in jobs])
-        shared = aggregate(state.shared, inbox.contributions(arrived))
-        state = _next_state(state, shared, inbox, members, method, names)
+        shared = plan.aggregate(state.shared, inbox.contributions(arrived))
+        state = _next_state(state, shared, inbox.personal, plan)
         yield state, RoundReport(state.round, round_.lr, inbox.metrics)
-
-
-def predicting_branch(state: ServerState, member: Member, members: Iterable[Member], method: Method) -> Branch:
-    """The branch a client predicts with: the method's, unless nobody has filled this client's BN_a yet."""
-    if method.predict is Branch.CLEAN:
-        return Branch.CLEAN
-    own = member.role is Role.AT and member.id in state.reported
-    received = bool(donors(state, members)) and (method.propagation is not None or method.local is Local.NOTHING)
-    return Branch.NOISED if own or received else Branch.CLEAN
-
-
-def donors(state: ServerState, members: Iterable[Member]) -> list[str]:
-    """AT users that have reported: only they have statistics of adversarial inputs to give."""
-    return [member.id for member in members if member.role is Role.AT and member.id in state.reported]
 
 
 def in_order(results: Iterable[Result], clients: Sequence[str]) -> Iterator[Result]:
@@ -134,54 +136,41 @@ def in_order(results: Iterable[Result], clients: Sequence[str]) -> Iterator[Resu
 
 
 class _Inbox:
-    """Takes a round's results as they are folded and keeps the small part of each."""
+    """Hands the large part of each upload on to be folded, and keeps the small part."""
 
-    def __init__(self, members: dict[str, Member]) -> None:
-        self.members = members
-        self.uploads: dict[str, Upload] = {}
+    def __init__(self) -> None:
+        self.personal: dict[str, Tensors] = {}
         self.metrics: dict[str, dict[str, float]] = {}
 
     def contributions(self, results: Iterable[Result]) -> Iterator[Contribution]:
         for result in results:
             if isinstance(result, Failure):
-                raise FederationError(
-                    f"client {result.client!r} failed in round {result.round + 1}: {result.cause}"
-                )
+                raise FederationError(f"client {result.client!r} failed in round {result.round + 1}: {result.cause}")
             if not isinstance(result, Upload):
                 raise FederationError(f"got {type(result).__name__} from {result.client!r}; expected an Upload.")
-            shared = result.shared
+            self.personal[result.client] = result.personal
             self.metrics[result.client] = result.metrics
-            self.uploads[result.client] = Upload(
-                result.client, result.round, {}, result.personal, result.samples, result.metrics
-            )
-            yield Contribution(result.client, shared, float(result.samples))
+            yield Contribution(result.client, result.shared, float(result.samples))
 
 
-def _train_job(state: ServerState, member: Member, members: Sequence[Member], method: Method) -> Train:
+def _train_job(state: ServerState, member: Member, plan: Plan) -> Train:
     calibrate = (
         member.role is Role.ST
-        and method.calibration is not None
-        and state.round >= method.warmup
-        and bool(donors(state, members))
+        and plan.method.calibration is not None
+        and state.round >= plan.method.warmup
+        and bool(plan.donors(state))
     )
     return Train(member.id, member.role, state.personal[member.id], calibrate)
 
 
-def _next_state(
-    state: ServerState, shared: dict[str, torch.Tensor], inbox: _Inbox, members: Sequence[Member], method: Method,
-    names: Layout,
-) -> ServerState:
+def _next_state(state: ServerState, shared: Tensors, uploaded: dict[str, Tensors], plan: Plan) -> ServerState:
     """Store what each client uploaded of its batch norm, then re-estimate the BN_a of every ST user (Eqs. 3-4)."""
     number = state.round + 1
-    personal = dict(state.personal)
-    for client, upload in inbox.uploads.items():
-        personal[client] = personal[client] | upload.personal
-    reported = state.reported | dict.fromkeys(inbox.uploads, number)
-    state = ServerState(number, shared, personal, reported)
-    if method.propagation is not None:
-        receivers = [member.id for member in members if member.role is Role.ST]
-        estimates = propagate(personal, receivers, donors(state, members), names.batch_norms, method.propagation)
-        for client, estimate in estimates.items():
-            personal[client] = personal[client] | estimate
-    return state
-
+    personal = state.personal | {client: state.personal[client] | own for client, own in uploaded.items()}
+    state = ServerState(number, shared, personal, state.reported | dict.fromkeys(uploaded, number))
+    if plan.method.propagation is None:
+        return state
+    receivers = [member.id for member in plan.members if member.role is Role.ST]
+    donors = plan.donors(state)
+    estimates = propagate(personal, receivers, donors, plan.names.batch_norms, plan.method.propagation)
+    return replace(state, personal=personal | {client: personal[client] | own for client, own in estimates.items()})

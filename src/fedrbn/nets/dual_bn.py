@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from fedrbn.types import Branch, Stats, Tensors
 
@@ -182,7 +182,7 @@ def single(net: nn.Module) -> DualNet:
 
 
 def plain(net: DualNet, branch: Branch) -> nn.Module:
-    """An ordinary network in eval mode whose logits equal `net(x, branch, Stats.FROZEN)` bit for bit."""
+    """An ordinary network in eval mode whose logits equal `net.eval()(x, branch, Stats.FROZEN)` bit for bit."""
 
     def merge(layer: DualBatchNorm) -> nn.Module:
         merged, affine = copy.deepcopy(layer.branch(branch)), layer.affine(branch)
@@ -243,19 +243,25 @@ def tensors(net: nn.Module) -> Tensors:
 def load(net: nn.Module, values: Tensors) -> None:
     """Copy `values` into the network's tensors of the same names; names not given keep their value."""
     own = tensors(net)
-    for name, value in values.items():
+    for name, value in values.items():  # all checked before any is copied
         if name not in own or own[name].shape != value.shape:
             expected = f"shape {tuple(own[name].shape)}" if name in own else f"one of {len(own)} names of the network"
             raise ValueError(
                 f"got tensor {name!r} of shape {tuple(value.shape)}; expected {expected}. "
                 "These weights belong to another network: check model.name, model.width and method.affine."
             )
+    for name, value in values.items():
         own[name].copy_(value)
 
 
 def _checked(layer: _BatchNorm) -> _BatchNorm:
     """Refuse layers that cannot have a second set of running statistics, or that would not behave the same."""
     kind = type(layer).__name__
+    if isinstance(layer, _LazyNormBase):
+        raise ValueError(
+            f"got {kind}, whose size is not known yet; expected a network that has seen an input. "
+            "Run one batch through it before converting it."
+        )
     if layer.running_mean is None or layer.running_var is None:
         raise ValueError(
             f"got {kind} with track_running_stats=False; expected running statistics, which are what FedRBN "
@@ -274,6 +280,8 @@ _M = TypeVar("_M", bound=nn.Module)
 
 def _replaced(net: nn.Module, kind: type[_M], convert: Callable[[_M], nn.Module]) -> tuple[nn.Module, int]:
     """A deep copy of `net` with each module of `kind` converted once, wherever and however often it stands."""
+    if isinstance(net, DualNet):
+        raise ValueError("got a network that is converted already; expected an ordinary one. Use plain(net, branch).")
     root = nn.ModuleList([copy.deepcopy(net)])
     converted: dict[int, nn.Module] = {}
     for parent in list(root.modules()):

@@ -1,0 +1,91 @@
+"""Common corruptions (Hendrycks & Dietterich 2019): what happens to images without an adversary, at severities 1 to 5.
+
+The strengths are those of CIFAR-10-C, made for images of 32 × 32 pixels; blur is a length, so its width grows with the
+image. They are applied to whole batches of pixels in [0, 1], and the result is clipped to [0, 1].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedrbn.attacks.protocols import Logits, check_images
+
+Kind: TypeAlias = Literal["gaussian-noise", "gaussian-blur", "contrast", "pixelate"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_STRENGTH: dict[Kind, tuple[float, ...]] = {
+    "gaussian-noise": (0.04, 0.06, 0.08, 0.09, 0.10),
+    "gaussian-blur": (0.4, 0.6, 0.7, 0.8, 1.0),
+    "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
+    "pixelate": (0.95, 0.9, 0.85, 0.75, 0.65),
+}
+"""σ of the noise; σ of the blur in pixels of a 32-pixel side; remaining contrast; remaining part of each side."""
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """One corruption at one severity, called as `corruption(x, generator)`; only noise draws random numbers."""
+
+    kind: Kind
+    severity: int = 3
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"got corruption {self.kind!r}; expected one of {', '.join(KINDS)}. Choose one of these.")
+        if self.severity not in range(1, 6):
+            raise ValueError(f"got severity {self.severity}; expected 1 (mild) to 5 (severe). Choose one of these.")
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """The corrupted pixels of [n, channels, height, width]."""
+        check_images(x)
+        if not len(x):
+            return x.clone()
+        strength = _STRENGTH[self.kind][self.severity - 1]
+        match self.kind:
+            case "gaussian-noise":
+                noise = torch.randn(x.shape, generator=generator, device=generator.device, dtype=x.dtype)
+                changed = x + strength * noise.to(x.device)
+            case "gaussian-blur":
+                changed = _blurred(x, strength * x.shape[-1] / 32)
+            case "contrast":
+                mean = x.mean((2, 3), keepdim=True)
+                changed = mean + strength * (x - mean)
+            case "pixelate":
+                changed = _pixelated(x, strength)
+        return changed.clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class Oblivious:
+    """A corruption in the place of an attack on a classifier: it looks at neither the network nor the labels."""
+
+    corruption: Corruption
+
+    def __call__(self, logits: Logits, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002
+        """The corrupted pixels."""
+        return self.corruption(x, generator)
+
+
+def _blurred(x: Tensor, sigma: float) -> Tensor:
+    """Convolution with a Gaussian, cut at 4 σ, along rows and then columns; the border pixels repeat outwards."""
+    reach = max(1, round(4 * sigma))
+    place = torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device)
+    kernel = (-0.5 * (place / sigma) ** 2).exp()
+    kernel = (kernel / kernel.sum()).expand(x.shape[1], 1, 1, -1)
+    padded = F.pad(x, (reach, reach, reach, reach), mode="replicate")
+    rows = F.conv2d(padded, kernel, groups=x.shape[1])
+    return F.conv2d(rows, kernel.transpose(2, 3), groups=x.shape[1])
+
+
+def _pixelated(x: Tensor, part: float) -> Tensor:
+    """Average into fewer pixels, then repeat those to the old size."""
+    height, width = x.shape[2:]
+    small = F.interpolate(x, size=(max(1, int(part * height)), max(1, int(part * width))), mode="area")
+    return F.interpolate(small, size=(height, width), mode="nearest-exact")

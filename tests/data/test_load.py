@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedrbn.data import AVAILABLE, load
+from fedrbn.data.samples import DataSet, Domain, Samples
+
+
+def _tiny(side: int) -> DataSet:
+    samples = Samples(torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.tensor([0, 1]))
+    return DataSet("tiny", (Domain("one", samples, samples, "one"),), ("a", "b"))
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An importable module `my_pictures` with a data set, a function that makes one, and something else."""
+    (tmp_path / "my_pictures.py").write_text(
+        "import torch\n"
+        "from fedrbn.data.samples import DataSet, Domain, Samples\n"
+        "def make(image_size):\n"
+        "    side = image_size or 6\n"
+        "    part = Samples(torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.tensor([0, 1]))\n"
+        "    return DataSet('mine', (Domain('one', part, part, 'one'),), ('a', 'b'))\n"
+        "fixed = make(None)\n"
+        "other = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_pictures", raising=False)
+    return "my_pictures"
+
+
+def test_descriptions_tell_the_truth(mini: DataSet) -> None:
+    described = AVAILABLE["digits-mini"]
+    assert tuple(domain.name for domain in mini.domains) == described.domains
+    assert tuple(len(domain.train) for domain in mini.domains) == described.train
+    assert tuple(len(domain.test) for domain in mini.domains) == described.test
+    assert mini.domains[0].train.images.shape[2] == described.image_size
+    assert [name for name, row in AVAILABLE.items() if not row.needs_files] == ["digits-mini"]
+
+
+def test_by_name(mini: DataSet) -> None:
+    assert torch.equal(load("digits-mini").domains[4].test.images, mini.domains[4].test.images)
+
+
+def test_own_data_set_and_own_function(own_module: str) -> None:
+    assert load(f"{own_module}:fixed").name == "mine"
+    assert load(f"{own_module}:make").domains[0].train.images.shape == (2, 3, 6, 6)
+    assert load(f"{own_module}:make", 9).domains[0].train.images.shape == (2, 3, 9, 9)
+
+
+def test_own_things_are_checked(own_module: str) -> None:
+    with pytest.raises(ValueError, match=r"got int from 'my_pictures:other'; expected a .*DataSet"):
+        load(f"{own_module}:other")
+    with pytest.raises(ValueError, match=r"got images of 6 x 6 .*expected data.image_size = 9"):
+        load(f"{own_module}:fixed", 9)
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"got data 'digit-mini'.*Did you mean 'digits-mini'"):
+        load("digit-mini")
+
+
+def test_a_path_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match=r"got data './no/such', which is not a folder"):
+        load("./no/such")
+
+
+def test_listing_data_does_not_load_torch() -> None:
+    code = "import sys, fedrbn.data; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
