@@ -82,7 +82,7 @@ class RunDirectory:
             shutil.rmtree(run._file("answers"), ignore_errors=True)
         elif path.exists() and any(path.iterdir() if path.is_dir() else [path]):
             raise StorageError(
-                f"got {path}, which is not empty and not a run; expected a new or empty directory. Choose another --out."
+                f"got {path}, which is not empty and not a run; expected a new or empty directory. Choose another."
             )
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(run._file("config.toml"), experiment.to_toml().encode())

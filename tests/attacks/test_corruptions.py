@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fedrbn.attacks.corruptions import KINDS, Corruption, Kind, Oblivious
 
@@ -14,9 +15,10 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @every_kind
-@pytest.mark.parametrize("shape", [(3, 3, 32, 32), (2, 1, 28, 28), (1, 3, 7, 12)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 3, 32, 32), (2, 1, 28, 28), (1, 3, 20, 24)], ids=str)
 def test_stays_in_the_pixel_range_and_grows_with_severity(kind: Kind, shape: tuple[int, ...]) -> None:
-    x = torch.rand(shape, generator=seed(1)).round()
+    patches = torch.rand(*shape[:2], 4, 4, generator=seed(1)).round()
+    x = F.interpolate(patches, size=shape[2:], mode="bilinear").clamp(0, 1)  # like a photograph: mostly smooth
     changes = []
     for severity in range(1, 6):
         corrupted = Corruption(kind, severity)(x, seed())
@@ -26,7 +28,7 @@ def test_stays_in_the_pixel_range_and_grows_with_severity(kind: Kind, shape: tup
         changes.append(float((corrupted - x).abs().mean()))
     assert changes[0] > 0
     assert changes == sorted(changes)
-    assert changes[4] > changes[0]
+    assert changes[4] > 1.2 * changes[0]
 
 
 @every_kind
@@ -76,11 +78,19 @@ def test_contrast_shrinks_towards_the_mean_of_each_channel() -> None:
 
 
 def test_pixelate_averages_and_repeats() -> None:
-    # Severity 5 keeps int(0.65 · 4) = 2 pixels a side: blocks of 2 × 2 become their mean.
+    # Severity 2 keeps half of 4 pixels a side: blocks of 2 × 2 become their mean.
     x = torch.arange(16, dtype=torch.float64).reshape(1, 1, 4, 4) / 15
     means = torch.tensor([[2.5, 4.5], [10.5, 12.5]], dtype=torch.float64) / 15
     expected = means.repeat_interleave(2, 0).repeat_interleave(2, 1)
-    torch.testing.assert_close(Corruption("pixelate", 5)(x, seed())[0, 0], expected)
+    torch.testing.assert_close(Corruption("pixelate", 2)(x, seed())[0, 0], expected)
+
+
+def test_pixelate_shares_pixels_between_intervals() -> None:
+    # Severity 2 turns 5 columns into int(2.5) = 2 of 2.5 each: (a + b + c/2) / 2.5 and (c/2 + d + e) / 2.5. Going back,
+    # the centres 0.5, 1.5, 2.5, 3.5, 4.5 lie in intervals 0, 0, on the border (which belongs to 1), 1, 1.
+    x = torch.tensor([0.0, 0.5, 1.0, 0.25, 0.5], dtype=torch.float64).expand(1, 1, 2, 5)
+    expected = torch.tensor([0.4, 0.4, 0.5, 0.5, 0.5], dtype=torch.float64).expand(2, 5)
+    torch.testing.assert_close(Corruption("pixelate", 2)(x, seed())[0, 0], expected)
 
 
 def test_an_oblivious_adversary_asks_nothing() -> None:

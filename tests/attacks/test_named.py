@@ -98,7 +98,7 @@ def test_epsilon_is_that_of_the_ball() -> None:
     assert epsilon(attack_named("contrast")) is None
 
 
-FAST = {"autoattack": "square:queries=10", "aa": "square:queries=10", "apgd": "apgd"}
+FAST = {"autoattack": "square:queries=10", "aa": "square:queries=10", "square": "square:queries=10"}
 """Stand-ins where the real thing takes long; its own tests run it."""
 
 

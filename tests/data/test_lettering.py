@@ -15,7 +15,7 @@ def _style(*lengths: float) -> Style:
 def test_every_font_has_ten_different_digits_of_full_height(font: str) -> None:
     shapes = digits_of((font,)).shapes[0]
     rows = (shapes > 0.5).any(dim=2)
-    # 40 of 64 rows by construction; optical overshoot and old designs vary a little.
+    # 40 of 64 rows for the zero; the others differ by what designers call overshoot.
     assert all(36 <= int(row.sum()) <= 44 for row in rows)
     difference = (shapes[:, None] - shapes[None]).abs().mean(dim=(2, 3)) + torch.eye(10)
     assert float(difference.min()) > 0.01
@@ -26,7 +26,7 @@ def test_digits_are_centred() -> None:
     for axis in (2, 3):
         inked = shapes.any(dim=axis).int()
         first, last = inked.argmax(dim=2), 63 - inked.flip(2).argmax(dim=2)
-        assert float((first + last - 63).abs().max()) <= 3
+        assert int((first + last - 63).abs().max()) <= 2  # twice the distance from the middle, in pixels
 
 
 def test_bold_fonts_are_bold() -> None:

@@ -18,7 +18,8 @@ def _data(labels: list[int], channels: int = 3, side: int = 28) -> DataSet:
 
 def _cells(path: Path, columns: int, rows: int, domain: int = 0) -> list[int]:
     """Brightness in the middle of every cell: 60 pixels apart, 4 from the left, below a caption of 22."""
-    sheet = Image.open(path).convert("L")
+    with Image.open(path) as image:
+        sheet = image.convert("L")
     top = domain * (22 + rows * 60) + 22
     pixels = [sheet.getpixel((4 + 60 * c + 28, top + 60 * r + 28)) for r in range(rows) for c in range(columns)]
     return [int(pixel) for pixel in pixels if isinstance(pixel, int)]
@@ -45,4 +46,5 @@ def test_the_same_data_give_the_same_file(mini: DataSet, tmp_path: Path) -> None
     contact_sheet(mini, tmp_path / "one.png")
     contact_sheet(mini, tmp_path / "two.png")
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
-    assert Image.open(tmp_path / "one.png").size == (12 * 60 + 4, 5 * (22 + 4 * 60) + 4)
+    with Image.open(tmp_path / "one.png") as sheet:
+        assert sheet.size == (12 * 60 + 4, 5 * (22 + 4 * 60) + 4)

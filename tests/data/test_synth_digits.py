@@ -35,9 +35,11 @@ def test_strokes_stand_out_from_the_background() -> None:
     rng = np.random.default_rng(0)
     background = torch.from_numpy(rng.random((500, 3), dtype=np.float32))
     difference = (brightness(contrasting(background, rng)) - brightness(background)).abs()
-    # 0.45 is asked for; against middle grey sixteen draws may all miss it.
-    assert float(difference.quantile(0.05)) > 0.4
-    assert float(difference.min()) > 0.25
+    # Mostly the 0.45 asked for; against middle grey all sixteen draws may miss it, and the best of them is taken.
+    assert float(difference.median()) > 0.45
+    assert float(difference.min()) > 0.2
+    # Two random colours differ by less than 0.2 about half of the time.
+    assert float((brightness(background) - brightness(background.flip(0))).abs().quantile(0.4)) < 0.2
 
 
 def test_pictures_are_coloured_and_varied() -> None:

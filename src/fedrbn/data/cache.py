@@ -58,7 +58,7 @@ def cached(key: str, expected: Expected, make: Callable[[], Parts]) -> Parts:
 def _read(path: Path, expected: Expected) -> Parts | None:
     """The stored parts, or None if there are none or anything about them is not as expected."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             train, test = (
                 Samples(torch.from_numpy(archive[f"{part}_images"]), torch.from_numpy(archive[f"{part}_labels"]))
                 for part in ("train", "test")

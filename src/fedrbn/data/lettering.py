@@ -18,7 +18,7 @@ FONTS = (
     *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique"),
     *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic"),
     *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
-    *("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10"),
+    *("cmb10", "cmr10", "cmss10", "cmtt10"),
 )
 """The shipped fonts whose digits look like digits; the others hold symbols, or digits of uneven height."""
 
@@ -52,10 +52,11 @@ def digits_of(fonts: tuple[str, ...]) -> Digits:
 def _draw(path: Path, digit: str) -> Image.Image:
     zero = ImageFont.truetype(path, 100).getbbox("0")
     font = ImageFont.truetype(path, 100 * _HEIGHT / (zero[3] - zero[1]))
-    left, top, right, bottom = font.getbbox(digit)
+    drawn = Image.new("L", (2 * _SIDE, 2 * _SIDE))
+    ImageDraw.Draw(drawn).text((_SIDE // 2, _SIDE // 2), digit, fill=255, font=font)
+    ink = drawn.crop(drawn.getbbox())
     picture = Image.new("L", (_SIDE, _SIDE))
-    corner = ((_SIDE - right - left) / 2, (_SIDE - bottom - top) / 2)
-    ImageDraw.Draw(picture).text(corner, digit, fill=255, font=font)
+    picture.paste(ink, ((_SIDE - ink.width) // 2, (_SIDE - ink.height) // 2))
     return picture
 
 

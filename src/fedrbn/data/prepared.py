@@ -35,7 +35,7 @@ def read_archive(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
             "or use data.name = 'digits-mini', which needs no files."
         )
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             missing = [name for name in names if name not in archive]
             if missing:
                 raise ValueError(f"it lacks {', '.join(missing)} and has {', '.join(archive)}")
