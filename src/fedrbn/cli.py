@@ -175,9 +175,10 @@ def main() -> None:
             raise
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; continue with fedrbn run --resume DIR", err=True)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # typer's code for Ctrl-C
+            typer.echo("interrupted; continue with fedrbn run --resume DIR", err=True)
+        raise
 
 
 def _ours(error: Exception) -> bool:
@@ -227,7 +228,8 @@ def _availability(entry: Any) -> str:
 def _console(*, err: bool = False) -> Any:
     from rich.console import Console
 
-    return Console(stderr=err)
+    plain = Console(stderr=err)
+    return plain if plain.is_terminal else Console(stderr=err, width=140)  # files and pipes have no width of their own
 
 
 def _say(text: str, quiet: bool) -> None:

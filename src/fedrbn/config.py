@@ -35,7 +35,7 @@ Pixels = Annotated[float, BeforeValidator(_as_fraction), Field(ge=0, le=1)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class DataConfig(_Section):
@@ -84,7 +84,7 @@ class FederationConfig(_Section):
     """Fewest training images a user may end up with (batch norm needs at least two)."""
     test_samples: int | None = Field(default=None, ge=1)
     """Most test images per user; None uses all. The test set of a domain is split among its users."""
-    participants: int | Share | None = None
+    participants: Annotated[int, Field(ge=1)] | Share | None = None
     """Users per round: a number, a share of all, or None for everybody."""
     at: AtUsers = 0.2
     """AT users: a ratio per domain, names of domains or users, or {ratio, domains} for the first or named domains."""
@@ -225,13 +225,25 @@ DATA_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "method": {"clip": 10.0},
     },
 }
-"""What differs from the paper's Digits setting for a data set, unless the user says otherwise."""
+"""What differs from the paper's Digits setting for a data set, unless the user says otherwise.
+
+Options of the method are FedRBN's: other methods do not have them, and start from their own values.
+"""
 
 
 def make(values: Mapping[str, Any]) -> Experiment:
     """An experiment from nested settings; what is not given comes from its data set's defaults, then the paper's."""
-    name = values.get("data", {}).get("name", DataConfig().name) if isinstance(values.get("data", {}), dict) else ""
-    return _validated(_merged(DATA_DEFAULTS.get(name, {}), values))
+    defaults = DATA_DEFAULTS.get(_given_name(values, "data", DataConfig().name), {})
+    if _given_name(values, "method", MethodConfig().name) != MethodConfig().name:
+        defaults = {section: settings for section, settings in defaults.items() if section != "method"}
+    return _validated(_merged(defaults, values))
+
+
+def _given_name(values: Mapping[str, Any], section: str, default: str) -> str:
+    """The `name` in a section that is not validated yet; what is not even text is left for validation to refuse."""
+    given = values.get(section, {})
+    name = given.get("name", default) if isinstance(given, Mapping) else ""
+    return name if isinstance(name, str) else ""
 
 
 def from_toml(text: str) -> Experiment:
@@ -271,7 +283,7 @@ def with_settings(values: Mapping[str, Any], settings: Iterable[tuple[str, str, 
 def _parsed(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # tomllib lets some numbers and nesting fail in their own way
         raise ConfigError(f"got text that is not TOML: {error}. Strings need quotes; sections are [data], …") from None
 
 
@@ -279,16 +291,17 @@ def _toml_value(text: str) -> Any:
     """A TOML value if the text is one, else the text itself, so that names need no quotes on the command line."""
     try:
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text.strip()
 
 
 def _merged(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two levels of settings, section by section; `above` wins."""
-    result: dict[str, Any] = {section: dict(values) for section, values in base.items()}
+    """Two levels of settings, section by section; `above` wins. What should be a table but is not stays as it is."""
+    result: dict[str, Any] = dict(base)
     for section, values in above.items():
         own = result.get(section, {})
-        result[section] = {**own, **values} if isinstance(values, Mapping) else values
+        if isinstance(own, Mapping):
+            result[section] = {**own, **values} if isinstance(values, Mapping) else values
     return result
 
 
@@ -305,14 +318,14 @@ def _validated(values: Mapping[str, Any]) -> Experiment:
 def _explained(place: tuple[Any, ...], message: str, got: object) -> str:
     """One error in our words: got, expected, and the nearest right name for a misspelt one."""
     section, key = str(place[0]), str(place[1]) if len(place) > 1 else None
+    detail = message.removeprefix("Value error, ")
     fields = Experiment.model_fields
     if section not in fields or key is None:
-        return _unknown(section, fields, "section") if section not in fields else f"[{section}]: {message}"
+        return _unknown(section, fields, "section") if section not in fields else f"[{section}]: {detail}"
     keys = fields[section].annotation.model_fields  # type: ignore[union-attr]
     if key not in keys:
         return _unknown(key, keys, f"key of [{section}]")
     described = (keys[key].description or "").replace("\n", " ").strip()
-    detail = message.removeprefix("Value error, ")
     return f"{section}.{key}: got {got!r}; expected otherwise: {detail}." + (f" Meaning: {described}" * bool(described))
 
 

@@ -68,6 +68,7 @@ def evaluate(path: Path | str, *, workers: int | None = None, watcher: Watcher |
     if chosen is None:
         raise StorageError(f"got run {path} without a checkpoint; expected a trained one. Continue it with --resume.")
     with directory.locked(), assembly.executor() as execute:
+        directory.recover()
         return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), watcher)
 
 

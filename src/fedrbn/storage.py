@@ -70,22 +70,30 @@ class RunDirectory:
                     f"got run directory {path}, which holds a run already; expected a new one. "
                     f"Continue it with --resume {path}, replace it with --force, or choose another --out."
                 )
-            for name in (
-                "config.toml",
-                "federation.json",
-                "rounds.jsonl",
-                "evaluations.jsonl",
-                "last.safetensors",
-                "best.safetensors",
-            ):
-                run._file(name).unlink(missing_ok=True)
-            shutil.rmtree(run._file("answers"), ignore_errors=True)
-        elif path.exists() and any(path.iterdir() if path.is_dir() else [path]):
+            with run.locked():  # a run that another process is still writing is refused, not removed
+                for name in (
+                    "federation.json",
+                    "rounds.jsonl",
+                    "evaluations.jsonl",
+                    "last.safetensors",
+                    "best.safetensors",
+                ):
+                    run._file(name).unlink(missing_ok=True)
+                shutil.rmtree(run._file("answers"), ignore_errors=True)
+        elif path.exists() and any(
+            not item.match(".config.toml.*.tmp") for item in (path.iterdir() if path.is_dir() else [path])
+        ):
             raise StorageError(
                 f"got {path}, which is not empty and not a run; expected a new or empty directory. Choose another."
             )
-        path.mkdir(parents=True, exist_ok=True)
-        write_atomically(run._file("config.toml"), experiment.to_toml().encode())
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_atomically(run._file("config.toml"), experiment.to_toml().encode())
+        except OSError as error:
+            raise StorageError(
+                f"got run directory {path}, which cannot be written ({error}); expected one that can. "
+                "Choose another --out."
+            ) from error
         return run
 
     @classmethod
@@ -159,22 +167,23 @@ class RunDirectory:
     def records(self, name: str) -> list[dict[str, Any]]:
         """All whole JSON lines; a last line that was cut off is left out."""
         path = self._file(name)
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         try:
             return [json.loads(line) for line in lines]
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise StorageError(
                 f"got {path} with a line that is not JSON ({error}); expected one object a line."
             ) from None
 
     def recover(self) -> None:
         """Clean up after a crash: drop half-written files and the lines of rounds that are not in the checkpoint."""
-        for leftover in self.path.glob(".*.tmp"):
+        for leftover in (*self.path.glob(".*.tmp"), *self.path.glob("answers/.*.tmp")):
             leftover.unlink()
         last = self.checkpoint("last")
         finished = last.state.round if last else 0
-        kept = [record for record in self.records("rounds.jsonl") if record["round"] <= finished]
-        write_atomically(self._file("rounds.jsonl"), "".join(json.dumps(r) + "\n" for r in kept).encode())
+        rounds = [record for record in self.records("rounds.jsonl") if record["round"] <= finished]
+        for name, kept in (("rounds.jsonl", rounds), ("evaluations.jsonl", self.records("evaluations.jsonl"))):
+            write_atomically(self._file(name), "".join(json.dumps(record) + "\n" for record in kept).encode())
 
     def describe(self, members: Sequence[Member], classes: Sequence[str], image_shape: Sequence[int]) -> None:
         """Write who takes part, so that the networks can be rebuilt where the data is not at hand."""
@@ -249,7 +258,7 @@ def _nested(flat: Mapping[str, Tensor], number: int, reported: dict[str, int]) -
         if kind == "shared":
             shared[rest] = tensor
         elif kind == "personal":
-            client, _, name = rest.partition("/")
+            client, _, name = rest.rpartition("/")
             personal.setdefault(client, {})[name] = tensor
         else:
             raise ValueError(f"unknown tensor {key!r}")

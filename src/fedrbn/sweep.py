@@ -10,12 +10,15 @@ from typing import Any
 
 from fedrbn import config
 from fedrbn.attacks import PGD
-from fedrbn.config import Experiment
+from fedrbn.config import ConfigError, Experiment, MethodConfig
 from fedrbn.federated.methods import METHODS, settings
 from fedrbn.runs import Watcher, resume, run
 
 Setting = tuple[str, str, list[Any]]
 """(section, key, values): several values make a sweep."""
+
+OWN_OPTIONS = {("method", "name"): "--methods", ("run", "seed"): "--seeds"}
+"""What a sweep sets for every run itself."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,9 @@ def cells(
     values: Mapping[str, Any], methods: Sequence[str], wanted: Sequence[Setting], seeds: Sequence[int]
 ) -> list[Cell]:
     """Every combination once. An option that a built-in method does not have is left out for that method."""
+    for section, key, _ in wanted:
+        if (section, key) in OWN_OPTIONS:
+            raise ConfigError(f"got setting {section}.{key}; expected it as {OWN_OPTIONS[section, key]} of compare.")
     found: dict[tuple[str, str], Cell] = {}
     for method in methods:
         useful = [setting for setting in wanted if _applies(method, setting)]
@@ -54,5 +60,8 @@ def complete(cell: Cell, store: Path, watcher: Watcher | None = None) -> dict[st
 
 
 def _applies(method: str, setting: Setting) -> bool:
+    """Whether the method has this option; one that no method has is left in, for the config to refuse."""
     section, key, _ = setting
-    return section != "method" or method not in METHODS or key in settings(METHODS[method](PGD()))
+    if section != "method" or key not in MethodConfig.model_fields or method not in METHODS:
+        return True
+    return key in settings(METHODS[method](PGD()))

@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from fedrbn.data import AVAILABLE, load
-from fedrbn.data.samples import DataSet, Domain, Samples
-
-
-def _tiny(side: int) -> DataSet:
-    samples = Samples(torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.tensor([0, 1]))
-    return DataSet("tiny", (Domain("one", samples, samples, "one"),), ("a", "b"))
+from fedrbn.data.samples import DataSet
 
 
 @pytest.fixture

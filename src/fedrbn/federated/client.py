@@ -41,7 +41,7 @@ def local_update(net: DualNet, client: Client, round_: Round, job: Train) -> Upl
         generator=_random(round_, job, "objective"),
         proximal=round_.method.proximal,
     )
-    trained = {name: tensor.clone() for name, tensor in tensors(net).items() if name not in kept}
+    trained = {name: tensor.to("cpu", copy=True) for name, tensor in tensors(net).items() if name not in kept}
     return Upload(
         client=client.id,
         round=round_.number,

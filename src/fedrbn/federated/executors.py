@@ -122,7 +122,7 @@ class _Worker:
     def receive(self) -> Result:
         try:
             answer: Result = _opened(self.line.recv())
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # OSError: it died while its tensors were being fetched
             raise self.death() from None
         return answer
 
@@ -202,9 +202,9 @@ def _work(line: Any, site: Site) -> None:
     while True:
         try:
             message = _opened(line.recv())
-        except (EOFError, ConnectionResetError):
+            if isinstance(message, Round):
+                round_ = message
+            elif round_ is not None:
+                line.send(_sealed(perform(site, round_, message)))
+        except (EOFError, ConnectionError):  # the parent has closed the line, perhaps without waiting for the answer
             return
-        if isinstance(message, Round):
-            round_ = message
-        elif round_ is not None:
-            line.send(_sealed(perform(site, round_, message)))

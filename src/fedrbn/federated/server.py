@@ -78,7 +78,8 @@ class Plan:
         if method.predict is Branch.CLEAN:
             return Branch.CLEAN
         own = member.role is Role.AT and member.id in state.reported
-        received = bool(self.donors(state)) and (method.propagation is not None or method.local is Local.NOTHING)
+        propagated = method.propagation is not None and member.role is Role.ST
+        received = bool(self.donors(state)) and (propagated or method.local is Local.NOTHING)
         return Branch.NOISED if own or received else Branch.CLEAN
 
     def round(self, state: ServerState) -> Round:
