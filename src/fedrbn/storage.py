@@ -101,9 +101,7 @@ class RunDirectory:
         """An existing run directory."""
         run = cls(path)
         if not run._file("config.toml").is_file():
-            raise StorageError(
-                f"got {path}, which holds no run (no config.toml); expected one made by fedrbn run."
-            )
+            raise StorageError(f"got {path}, which holds no run (no config.toml); expected one made by fedrbn run.")
         return run
 
     def experiment(self) -> Experiment:

@@ -1,0 +1,45 @@
+"""The command line: parse, call, print. PyTorch is imported only by the commands that need it, when they run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from fedrbn.cli import datasets, running
+
+app = typer.Typer(
+    name="fedrbn",
+    help="Federated Robustness Propagation: clients that can afford adversarial training make the others robust too.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (running.run, running.evaluate, running.compare):
+    app.command()(command)
+app.add_typer(datasets.app, name="data")
+
+
+def main() -> None:
+    """Entry point: errors that a user can mend are one message on stderr, never a traceback."""
+    sys.path.insert(0, str(Path.cwd()))  # so that package.module:object finds the user's own files
+    try:
+        app()
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        if not raised_here(error):
+            raise
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except SystemExit as end:
+        if end.code == 130:  # typer's code for Ctrl-C
+            typer.echo("interrupted; continue with fedrbn run --resume DIR", err=True)
+        raise
+
+
+def raised_here(error: Exception) -> bool:
+    """Whether this package raised the error on purpose; one from inside a library is a bug and keeps its traceback."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and str(frame.tb_frame.f_globals.get("__name__", "")).split(".")[0] == "fedrbn"

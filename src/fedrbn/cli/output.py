@@ -1,0 +1,57 @@
+"""What the commands print and how: tables to stdout, progress and messages to stderr."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedrbn.progress import Display
+
+
+def console(*, err: bool = False) -> Console:
+    """The terminal, or a wide page where the output is a file or a pipe, which have no width of their own."""
+    from rich.console import Console
+
+    plain = Console(stderr=err)
+    return plain if plain.is_terminal else Console(stderr=err, width=140)
+
+
+def say(text: str, quiet: bool = False) -> None:
+    """A message for the person at the terminal."""
+    if not quiet:
+        typer.echo(text, err=True)
+
+
+def watching(title: str, quiet: bool) -> AbstractContextManager[Display | None]:
+    """A progress display; nothing when quiet."""
+    from fedrbn.progress import Display
+
+    return nullcontext() if quiet else Display(console(err=True), title)
+
+
+def show(record: dict[str, Any], directory: Path, as_json: bool) -> None:
+    """An evaluation record as a table, or as JSON for machines."""
+    from fedrbn.tables import evaluation_table
+
+    if as_json:
+        print_json(record)
+        return
+    console().print(evaluation_table(record))
+    say(f"run directory: {directory}")
+
+
+def print_json(value: Any) -> None:
+    """A value as JSON on stdout."""
+    typer.echo(json.dumps(value, indent=1))
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a comma list."""
+    return [part.strip() for part in text.split(",") if part.strip()]

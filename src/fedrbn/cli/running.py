@@ -1,0 +1,145 @@
+"""The commands that train: run, compare, and evaluate what was trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedrbn.cli.output import console, listed, print_json, say, show, watching
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file of settings; what it leaves out has defaults.")]
+DataName = Annotated[
+    str | None,
+    typer.Option("--data", help="digits-mini, digits, office-caltech10, a folder, or package.module:object."),
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds (train.rounds).")]
+Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes; 1 trains in this process.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Any setting as section.key=value; repeat for several.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def run(
+    config_file: ConfigFile = None,
+    method: Annotated[
+        str | None, typer.Option(help="fedrbn, fatavg, fatprox, fatbn, fatavg+dbn, or package.module:object.")
+    ] = None,
+    data: DataName = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(help="Decides all randomness.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory (default: runs/METHOD-KEY).")] = None,
+    workers: Workers = None,
+    settings: Settings = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue an interrupted run in this directory.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in the directory.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one method on one federation, choose the best round on validation data, evaluate every client."""
+    from fedrbn import config, runs
+    from fedrbn.config import ConfigError
+
+    if resume is not None:
+        given = [config_file, method, data, rounds, seed, out, settings]
+        if any(value is not None for value in given) or force:
+            raise ConfigError(
+                "got --resume with other settings; expected --resume DIR alone (with --workers at most): a resumed "
+                "run keeps the settings it was started with."
+            )
+        with watching(str(resume), quiet) as watcher:
+            show(runs.resume(resume, workers=workers, watcher=watcher), resume, as_json)
+        return
+    named = {"method.name": method, "data.name": data, "train.rounds": rounds, "run.seed": seed, "run.workers": workers}
+    fixed = read_settings(settings)
+    swept = next((f"{section}.{key}" for section, key, values in fixed if len(values) > 1), None)
+    if swept is not None:
+        raise ConfigError(f"got several values for {swept}; expected one. To sweep over them use fedrbn compare.")
+    values = config.withread_settings(
+        config.read(config_file) if config_file else {},
+        [*given(named), *((section, key, chosen[0]) for section, key, chosen in fixed)],
+    )
+    experiment = config.make(values)
+    directory = out or Path(experiment.run.out or f"runs/{as_folder(experiment.method.name)}-{experiment.key()}")
+    with watching(experiment.method.name, quiet) as watcher:
+        record = runs.run(experiment, directory, force=force, watcher=watcher)
+    show(record, directory, as_json)
+
+
+def evaluate(
+    directory: Annotated[Path, typer.Argument(help="A directory made by fedrbn run.")],
+    workers: Workers = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Evaluate a finished run again: SA and RA of every client, per domain and in the mean."""
+    from fedrbn import runs
+
+    with watching("evaluate", quiet) as watcher:
+        record = runs.evaluate(directory, workers=workers, watcher=watcher)
+    show(record, directory, as_json)
+
+
+def compare(
+    config_file: ConfigFile = None,
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedrbn,fatbn,fatavg",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; the table shows mean ± std.")] = "1",
+    data: DataName = None,
+    rounds: Rounds = None,
+    out: Annotated[Path, typer.Option(help="Store of runs; a run that is there already is used, not repeated.")] = Path(
+        "runs"
+    ),
+    workers: Workers = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods on the same federation and seeds and print one table.
+
+    Comma lists in --set make a sweep: --set method.lam=0,0.5,1. Interrupted comparisons continue where they stopped.
+    """
+    from fedrbn import config, sweep
+    from fedrbn.tables import comparison_table
+
+    named = {"data.name": data, "train.rounds": rounds, "run.workers": workers}
+    values = config.withread_settings(config.read(config_file) if config_file else {}, given(named))
+    todo = sweep.cells(values, listed(methods), read_settings(settings), seed_numbers(seeds))
+    groups: dict[str, list[dict[str, Any]]] = {}
+    say(f"{len(todo)} run(s); those finished before are in {out}", quiet)
+    for cell in todo:
+        with watching(f"{cell.row} seed {cell.experiment.run.seed}", quiet) as watcher:
+            groups.setdefault(cell.row, []).append(sweep.complete(cell, out, watcher))
+    if as_json:
+        print_json(groups)
+    else:
+        console().print(comparison_table(groups))
+
+
+def given(named: dict[str, Any]) -> list[tuple[str, str, Any]]:
+    """The options that were given, as (section, key, value)."""
+    return [(*name.split("."), value) for name, value in named.items() if value is not None]
+
+
+def read_settings(texts: list[str] | None) -> list[tuple[str, str, list[Any]]]:
+    """Every --set as (section, key, values)."""
+    from fedrbn.config import parse_setting
+
+    return [parse_setting(text) for text in texts or []]
+
+
+def seed_numbers(text: str) -> list[int]:
+    """The seeds of a comma list."""
+    from fedrbn.config import ConfigError
+
+    try:
+        return [int(part) for part in listed(text)]
+    except ValueError:
+        raise ConfigError(f"got --seeds {text!r}; expected whole numbers separated by commas, such as 1,2,3") from None
+
+
+def as_folder(name: str) -> str:
+    """A method's name as part of a folder's name."""
+    return name.replace(":", ".").replace("/", ".")

@@ -1,0 +1,51 @@
+"""Tiny experiments that train in seconds, and one trained run that many tests look at but never change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedrbn import config, runs
+from fedrbn.config import Experiment
+
+TINY: dict[str, dict[str, Any]] = {
+    "federation": {"users_per_domain": 2, "at": 0.5, "fraction": 0.03, "test_samples": 8},
+    "model": {"width": 1 / 16},
+    "train": {"rounds": 4, "validate_every": 2, "lr": 0.05},
+    "attack": {"steps": 2},
+    "run": {"workers": 1},
+}
+"""Ten users with 15 training images each: a round is one step per user."""
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., Experiment]:
+    """Makes a tiny experiment; keywords such as train={"rounds": 1} go on top."""
+
+    def make(**sections: dict[str, Any]) -> Experiment:
+        settings = [(section, key, value) for section, given in sections.items() for key, value in given.items()]
+        return config.make(config.with_settings(TINY, settings))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_options() -> list[str]:
+    """The same experiment as options of the command line."""
+    return [
+        option
+        for section, given in TINY.items()
+        for key, value in given.items()
+        for option in ("--set", f"{section}.{key}={value}")
+    ]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Experiment]) -> Path:
+    """A finished run of four rounds, never interrupted. Do not write into it."""
+    path = tmp_path_factory.mktemp("runs") / "trained"
+    runs.run(tiny(), path)
+    return path

@@ -1,0 +1,136 @@
+"""The weighted mean, and which tensors are averaged at all."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from fedrbn.federated.aggregation import Contribution, Local, layout, mean
+from fedrbn.nets.dual_bn import Affine, dual, single, tensors
+from fedrbn.types import Tensors
+
+
+def contribution(client: str, weight: float, **values: float) -> Contribution:
+    return Contribution(client, {name: torch.tensor([value]) for name, value in values.items()}, weight)
+
+
+def start(**values: float) -> Tensors:
+    return {name: torch.tensor([value]) for name, value in values.items()}
+
+
+def test_clients_weigh_by_their_samples() -> None:
+    # (1·2 + 3·6 + 4·(−1)) / 8 = 16 / 8 = 2
+    found = mean(
+        start(w=99.0), [contribution("a", 1, w=2.0), contribution("b", 3, w=6.0), contribution("c", 4, w=-1.0)]
+    )
+    torch.testing.assert_close(found["w"], torch.tensor([2.0]))
+
+
+def test_equal_samples_give_the_plain_mean() -> None:
+    # (1 + 2 + 6) / 3 = 3
+    found = mean(start(w=0.0), [contribution(name, 17, w=value) for name, value in zip("abc", (1.0, 2.0, 6.0))])
+    torch.testing.assert_close(found["w"], torch.tensor([3.0]))
+
+
+def test_a_name_that_only_some_send_is_averaged_over_those() -> None:
+    # v: (1·10 + 2·40) / 3 = 30 over a and c; b's weight of 5 does not count for it. w: (1·1 + 5·1 + 2·5) / 8 = 2.
+    found = mean(
+        start(w=0.0, v=0.0),
+        [contribution("a", 1, w=1.0, v=10.0), contribution("b", 5, w=1.0), contribution("c", 2, w=5.0, v=40.0)],
+    )
+    torch.testing.assert_close(found, start(w=2.0, v=30.0))
+
+
+def test_a_name_that_nobody_sends_keeps_its_value() -> None:
+    assert mean(start(w=7.0, v=8.0), [contribution("a", 1, w=1.0)])["v"].item() == 8.0
+    assert mean(start(w=7.0), [])["w"].item() == 7.0
+
+
+def test_contributions_are_not_changed_and_not_aliased() -> None:
+    sent = [contribution("a", 1, w=1.0), contribution("b", 1, w=3.0)]
+    found = mean(start(w=0.0), sent)
+    found["w"].fill_(100)
+    assert [c.tensors["w"].item() for c in sent] == [1.0, 3.0]
+
+
+def test_contributions_are_folded_one_by_one() -> None:
+    """When the second is asked for, the first has been dropped: memory does not grow with the number of clients."""
+    alive: list[int] = []
+
+    class Counted(dict):  # type: ignore[type-arg]
+        def __del__(self) -> None:
+            alive.pop()
+
+    def stream():  # type: ignore[no-untyped-def]
+        for i in range(5):
+            assert len(alive) <= 1
+            alive.append(i)
+            yield Contribution(f"c{i}", Counted(w=torch.tensor([float(i)])), 1.0)
+
+    assert mean(start(w=0.0), stream())["w"].item() == pytest.approx(2.0)
+
+
+def network() -> nn.Module:
+    """A batch norm whose name says nothing (as in torchvision's downsample.1), and a `bn` that is no batch norm."""
+    return nn.Sequential(
+        OrderedDict(bn=nn.Linear(2, 2), downsample=nn.Sequential(nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3)))
+    )
+
+
+WEIGHTS = {"network.bn.weight", "network.bn.bias", "network.downsample.0.weight"}
+
+
+def norm(branch: str, *parts: str) -> set[str]:
+    return {f"network.downsample.1.{branch}.{part}" for part in parts}
+
+
+STATISTICS = ("running_mean", "running_var")
+AFFINE = ("weight", "bias")
+COUNT = ("num_batches_tracked",)
+
+
+@pytest.mark.parametrize(
+    ("local", "shared"),
+    [
+        (Local.NOTHING, WEIGHTS | norm("clean", *AFFINE, *STATISTICS) | norm("noised", *STATISTICS)),
+        (Local.STATISTICS, WEIGHTS | norm("clean", *AFFINE)),
+        (Local.BATCH_NORM, WEIGHTS),
+        (Local.EVERYTHING, set()),
+    ],
+)
+def test_what_is_shared_with_one_affine(local: Local, shared: set[str]) -> None:
+    net = dual(network())
+    found = layout(net, local)
+    assert found.shared == shared
+    assert found.personal == tensors(net).keys() - shared
+    assert found.noised == norm("noised", *STATISTICS, *COUNT)
+
+
+@pytest.mark.parametrize(
+    ("local", "shared"),
+    [
+        (Local.NOTHING, WEIGHTS | norm("clean", *AFFINE, *STATISTICS) | norm("noised", *AFFINE, *STATISTICS)),
+        (Local.STATISTICS, WEIGHTS | norm("clean", *AFFINE) | norm("noised", *AFFINE)),
+        (Local.BATCH_NORM, WEIGHTS),
+        (Local.EVERYTHING, set()),
+    ],
+)
+def test_what_is_shared_with_separate_affines(local: Local, shared: set[str]) -> None:
+    found = layout(dual(network(), Affine.SEPARATE), local)
+    assert found.shared == shared
+    assert found.noised == norm("noised", *STATISTICS, *COUNT, *AFFINE)
+
+
+@pytest.mark.parametrize("local", Local)
+def test_counts_of_batches_are_never_averaged(local: Local) -> None:
+    found = layout(dual(network()), local)
+    assert norm("clean", *COUNT) | norm("noised", *COUNT) <= found.personal
+
+
+def test_a_network_with_one_set_of_statistics_has_nothing_noised() -> None:
+    found = layout(single(network()), Local.NOTHING)
+    assert found.noised == frozenset()
+    assert found.shared == WEIGHTS | norm("clean", *AFFINE, *STATISTICS)
