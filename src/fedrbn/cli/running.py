@@ -44,8 +44,8 @@ def run(
     from fedrbn.config import ConfigError
 
     if resume is not None:
-        given = [config_file, method, data, rounds, seed, out, settings]
-        if any(value is not None for value in given) or force:
+        others = [config_file, method, data, rounds, seed, out, settings]
+        if any(value is not None for value in others) or force:
             raise ConfigError(
                 "got --resume with other settings; expected --resume DIR alone (with --workers at most): a resumed "
                 "run keeps the settings it was started with."
@@ -58,7 +58,7 @@ def run(
     swept = next((f"{section}.{key}" for section, key, values in fixed if len(values) > 1), None)
     if swept is not None:
         raise ConfigError(f"got several values for {swept}; expected one. To sweep over them use fedrbn compare.")
-    values = config.withread_settings(
+    values = config.with_settings(
         config.read(config_file) if config_file else {},
         [*given(named), *((section, key, chosen[0]) for section, key, chosen in fixed)],
     )
@@ -105,7 +105,7 @@ def compare(
     from fedrbn.tables import comparison_table
 
     named = {"data.name": data, "train.rounds": rounds, "run.workers": workers}
-    values = config.withread_settings(config.read(config_file) if config_file else {}, given(named))
+    values = config.with_settings(config.read(config_file) if config_file else {}, given(named))
     todo = sweep.cells(values, listed(methods), read_settings(settings), seed_numbers(seeds))
     groups: dict[str, list[dict[str, Any]]] = {}
     say(f"{len(todo)} run(s); those finished before are in {out}", quiet)
