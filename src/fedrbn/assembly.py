@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from fedrbn import data, nets, plugins
-from fedrbn.attacks import Attack, from_config
-from fedrbn.config import ConfigError, Experiment, MethodConfig
+from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
+from fedrbn.config import ConfigError, DataConfig, Experiment, MethodConfig
 from fedrbn.data.federation import build as build_federation
-from fedrbn.data.samples import Federation
+from fedrbn.data.samples import DataSet, Federation
 from fedrbn.federated.aggregation import Aggregate, layout, mean
 from fedrbn.federated.executors import Site, processes, serial
 from fedrbn.federated.methods import Method, configure, settings
@@ -33,6 +33,11 @@ class Assembly:
     plan: Plan
     workers: int
 
+    @property
+    def adversary(self) -> LogitsAttack:
+        """The attack of the config, as evaluation calls it."""
+        return Untargeted(self.attack)
+
     def executor(self) -> AbstractContextManager[Execute]:
         """Where the clients run: this process for one worker, else worker processes."""
         site = Site({client.id: client for client in self.federation.clients}, self.net)
@@ -45,9 +50,7 @@ def assemble(experiment: Experiment) -> Assembly:
     method = configure(experiment.method, attack)
     aggregate = _aggregation(experiment.train.aggregation)
     device = pick_device(experiment.run.device)
-    federation = build_federation(
-        data.load(experiment.data.name, experiment.data.image_size), experiment.federation, experiment.run.seed
-    )
+    federation = build_federation(load_data(experiment.data), experiment.federation, experiment.run.seed)
     built = nets.build(
         experiment.model.name,
         len(federation.classes),
@@ -74,6 +77,18 @@ def assemble(experiment: Experiment) -> Assembly:
         ),
         workers=_workers(experiment, device.type, len(members)),
     )
+
+
+def load_data(config: DataConfig) -> DataSet:
+    """The data set that a config names, with the domains it names."""
+    dataset = data.load(config.name, config.image_size)
+    if config.domains is None:
+        return dataset
+    known = {domain.name: domain for domain in dataset.domains}
+    for name in config.domains:
+        if name not in known:
+            raise plugins.unknown("domain", name, known)
+    return replace(dataset, domains=tuple(known[name] for name in config.domains))
 
 
 def _resolved(experiment: Experiment, method: Method) -> Experiment:

@@ -42,6 +42,8 @@ class DataConfig(_Section):
     """Which images: an embedded or prepared data set, an image folder, or `package.module:object`."""
 
     name: str = "digits-mini"
+    domains: tuple[str, ...] | None = None
+    """The domains that take part, in this order; None takes all."""
     image_size: int | None = Field(default=None, ge=8, le=1024)
     """Side of the square images in pixels; None keeps the data set's own (28 for digits, 256 for photographs)."""
 
@@ -220,7 +222,12 @@ DATA_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "train": {"rounds": 40, "validate_every": 5},
     },
     "office-caltech10": {
-        "federation": {"users_per_domain": 2, "fraction": 1.0, "validation": 0.6},
+        "federation": {"users_per_domain": 2, "fraction": 1.0, "validation": 0.6, "at": ("amazon",)},
+        "model": {"name": "alexnet"},
+        "method": {"clip": 10.0},
+    },
+    "domainnet": {
+        "federation": {"users_per_domain": 5, "fraction": 1.0, "validation": 0.6},
         "model": {"name": "alexnet"},
         "method": {"clip": 10.0},
     },

@@ -1,64 +1,156 @@
-"""Accuracy with and without an adversary, sample by sample; attack and prediction share a branch unless asked.
+"""Accuracy with and without an adversary, sample by sample, on the network as it is deployed.
 
-A `Question` is one column of a table: which branch predicts, what happens to the images first, and through which
-branches the adversary looks. Answers are kept per sample, so any two of them can be compared pairwise or combined.
+A *deployment* is how logits come about: one branch of batch norm, or a rule that picks the branch for each input. The
+adversary always attacks the deployment itself; an adaptive one also tries each branch and their mean loss, and a sample
+counts as robust only if the deployed network withstands all of them. Samples that are wrong without any attack count
+as wrong under attack, and leave the batch before it starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from fedrbn.attacks import Attack
+from fedrbn.attacks import Logits, LogitsAttack, Oblivious, Untargeted
 from fedrbn.data.samples import Samples
-from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.dual_bn import DualNet, batch_norms
 from fedrbn.types import Branch, Stats
 
-BATCH = 250
-"""Images per forward pass in evaluation. The random start of an attack is drawn batch by batch."""
+BATCH = 128
+"""Images per pass; larger batches were not faster on a CPU (`make bench`)."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """Is the prediction of `predict` right, on clean images or after `attack` through `attacked`?"""
+class PerInput:
+    """A deployment that picks the branch for each input: BN_a where `choose(clean logits, noised logits)` is true."""
 
-    predict: Branch
-    attack: Attack | None = None
-    attacked: Branch | None = None
-    """The branch the adversary looks through; None is the predicting one."""
+    name: str
+    choose: Callable[[Tensor, Tensor], Tensor]
 
-    @property
-    def name(self) -> str:
-        """A name for records: clean@noised, attacked@noised, or attacked@clean through noised."""
+
+def more_confident(clean: Tensor, noised: Tensor) -> Tensor:
+    """Whether BN_a gives its best class a higher probability than BN_c gives its own."""
+    return noised.softmax(1).amax(1) > clean.softmax(1).amax(1)
+
+
+CONFIDENT = PerInput("confident", more_confident)
+
+Deployment: TypeAlias = Branch | PerInput
+
+
+def deployment_name(deployment: Deployment) -> str:
+    """How records name a deployment: clean, noised, or the rule's name."""
+    return deployment.value if isinstance(deployment, Branch) else deployment.name
+
+
+def logits_of(net: DualNet, deployment: Deployment) -> Logits:
+    """The deployed network as a function of pixels; an attack on it goes through the rule, if there is one."""
+    if isinstance(deployment, Branch):
+        return lambda x: net(x, deployment, Stats.FROZEN)
+    choose = deployment.choose
+
+    def picked(x: Tensor) -> Tensor:
+        clean, noised = net.paired(x, x)
+        return torch.where(choose(clean, noised)[:, None], noised, clean)
+
+    return picked
+
+
+class Question(Protocol):
+    """Something to find out about a client's network on its held-out samples."""
+
+    def __call__(self, net: DualNet, samples: Samples, generator: Generator) -> dict[str, Tensor]:
+        """For each named answer one boolean per sample, in the order of the samples."""
+        ...
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Which samples are right: clean, under an attack on the deployment, and under its adaptive versions.
+
+    The answers are named `clean@D`, `A@D` and `A@D adaptive` for attack A and deployment D; with a `limit`, which is
+    for attacks too expensive for all samples, only the first so many are used and the first is `clean for A@D`.
+    """
+
+    deployment: Deployment
+    label: str = ""
+    attack: LogitsAttack | None = None
+    adaptive: bool = False
+    limit: int | None = None
+
+    def __call__(self, net: DualNet, samples: Samples, generator: Generator) -> dict[str, Tensor]:
+        """See `Question`."""
+        device = next(net.parameters()).device
+        x, y = (part.to(device) for part in samples.pixels(slice(0, self.limit)))
+        where = deployment_name(self.deployment)
+        right = self._right(net, x, y)
+        answers = {f"clean@{where}" if self.limit is None else f"clean for {self.label}@{where}": right.cpu()}
         if self.attack is None:
-            return f"clean@{self.predict.value}"
-        through = "" if self.attacked in (None, self.predict) else f" through {self.attacked.value}"
-        return f"attacked@{self.predict.value}{through}"
+            return answers
+        if isinstance(self.attack, Oblivious):  # not an adversary: simply other images
+            changed = self._attacked(net, x, y, (self.deployment,), generator)
+            return answers | {f"{self.label}@{where}": self._right(net, changed, y).cpu()}
+        right = self._withstood(net, x, y, right, (self.deployment,), generator)
+        answers[f"{self.label}@{where}"] = right.cpu()
+        if self.adaptive:
+            for views in other_views(net, self.deployment):
+                right = self._withstood(net, x, y, right, views, generator)
+            answers[f"{self.label}@{where} adaptive"] = right.cpu()
+        return answers
+
+    def _right(self, net: DualNet, x: Tensor, y: Tensor) -> Tensor:
+        logits = logits_of(net, self.deployment)
+        with torch.no_grad():
+            parts = [logits(part).argmax(1) for part in torch.split(x, BATCH)] if len(x) else [y]
+        return torch.cat(parts) == y
+
+    def _withstood(
+        self, net: DualNet, x: Tensor, y: Tensor, standing: Tensor, views: tuple[Deployment, ...], generator: Generator
+    ) -> Tensor:
+        """`standing` without the samples that an attack through these views brings down; only those are attacked."""
+        index = standing.nonzero()[:, 0]
+        noised = self._attacked(net, x[index], y[index], views, generator)
+        still = standing.clone()
+        still[index] = self._right(net, noised, y[index])
+        return still
+
+    def _attacked(
+        self, net: DualNet, x: Tensor, y: Tensor, views: tuple[Deployment, ...], generator: Generator
+    ) -> Tensor:
+        if self.attack is None or not len(x):
+            return x
+        functions = [logits_of(net, view) for view in views]
+        return torch.cat(
+            [
+                attack_through(self.attack, functions, part, labels, generator)
+                for part, labels in zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True)
+            ]
+        )
 
 
-def ask(net: DualNet, samples: Samples, question: Question, generator: Generator) -> Tensor:
-    """Which samples are predicted right, as booleans in the order of the samples."""
-    device = next(net.parameters()).device
-    answers = [torch.zeros(0, dtype=torch.bool)]
-    for start in range(0, len(samples), BATCH):
-        x, y = samples.pixels(slice(start, start + BATCH))
-        answers.append(_right(net, x.to(device), y.to(device), question, generator))
-    return torch.cat(answers)
+def other_views(net: DualNet, deployment: Deployment) -> tuple[tuple[Deployment, ...], ...]:
+    """Where an adaptive adversary looks besides the deployment: the branches that differ from it, and their mean."""
+    if not any(names.branch is Branch.NOISED for names in batch_norms(net)):
+        return ()
+    return (*((branch,) for branch in Branch if branch is not deployment), tuple(Branch))
 
 
-def _right(net: DualNet, x: Tensor, y: Tensor, question: Question, generator: Generator) -> Tensor:
-    branch = question.attacked or question.predict
-    if question.attack is not None:
-        x = question.attack(lambda z: F.cross_entropy(net(z, branch), y, reduction="none"), x, generator)
-    with torch.no_grad():
-        predicted: Tensor = net(x, question.predict, Stats.FROZEN).argmax(1)
-    return (predicted == y).cpu()
+def attack_through(attack: LogitsAttack, views: list[Logits], x: Tensor, y: Tensor, generator: Generator) -> Tensor:
+    """Attack one function, or the mean over several: of their loss, or for attacks that see scores, of those.
 
+    The mean of log-probabilities has the mean cross-entropy as its loss, up to a term that does not depend on y.
+    """
+    if len(views) == 1:
+        return attack(views[0], x, y, generator)
+    if isinstance(attack, Untargeted):
 
-def standard_questions(branches: Sequence[Branch], attack: Attack) -> tuple[Question, ...]:
-    """SA and RA of each branch, each attacked through itself."""
-    return tuple(q for branch in branches for q in (Question(branch), Question(branch, attack)))
+        def mean_loss(z: Tensor) -> Tensor:
+            return torch.stack([F.cross_entropy(view(z), y, reduction="none") for view in views]).mean(0)
+
+        return attack.attack(mean_loss, x, generator)
+    return attack(lambda z: torch.stack([view(z).log_softmax(1) for view in views]).mean(0), x, y, generator)

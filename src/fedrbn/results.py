@@ -1,38 +1,33 @@
-"""From per-sample answers to the numbers of a table: per user, per domain, in the mean over users."""
+"""From per-sample answers to the numbers of a table: per user, per domain, in the mean over users.
+
+Columns are named `sa` and `ra` for the deployed network, `ra adaptive` for the worst case over an adaptive adversary's
+attacks, `sa@clean`, `ra@noised` … for a branch whether deployed or not, and `ra[aa]`, `sa[aa]` … for a further attack
+and the clean accuracy on the samples that it was tried on.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from fedrbn.attacks import Attack
-from fedrbn.evaluation import Question
-from fedrbn.types import Answers, Branch, Member, Role
+from fedrbn.types import Answers, Branch, Member, Role, Tensors
 
 
-@dataclass(frozen=True)
-class Row:
-    """Accuracies of one user, or their mean over several, by column: sa, ra, and sa@… and ra@… per branch."""
+def validation_summary(
+    answers: Iterable[Answers], members: Sequence[Member], keys: Mapping[str, str]
+) -> dict[str, float | None]:
+    """The score for model selection, the mean over users of RA (AT users) or SA (ST users), and its two parts.
 
-    name: str
-    values: dict[str, float]
-
-
-def validation_question(role: Role, branch: Branch, attack: Attack) -> Question:
-    """What model selection looks at: RA for AT users, SA for ST users, as in the paper."""
-    return Question(branch, attack if role is Role.AT else None)
-
-
-def validation_summary(answers: Iterable[Answers], members: Sequence[Member]) -> dict[str, float | None]:
-    """The selection score (mean over all users) and its two parts; None where there is nothing to average."""
+    `keys` says which answer counts for each client; None stands where there is nothing to average.
+    """
     roles = {member.id: member.role for member in members}
     scores: dict[Role, list[float]] = {Role.AT: [], Role.ST: []}
     for answer in answers:
-        for correct in answer.correct.values():
-            if len(correct):
-                scores[roles[answer.client]].append(correct.double().mean().item())
+        correct = answer.correct[keys[answer.client]]
+        if len(correct):
+            scores[roles[answer.client]].append(correct.double().mean().item())
     together = scores[Role.AT] + scores[Role.ST]
     return {
         "score": fmean(together) if together else None,
@@ -41,45 +36,77 @@ def validation_summary(answers: Iterable[Answers], members: Sequence[Member]) ->
     }
 
 
-def user_row(answer: Answers, predict: Branch) -> Row:
-    """A user's SA and RA on each branch it was asked about; `sa` and `ra` are those of the branch that predicts."""
-    values = {}
-    for branch in Branch:
-        for short, question in (("sa", "clean"), ("ra", "attacked")):
-            correct = answer.correct.get(f"{question}@{branch.value}")
-            if correct is not None and len(correct):
-                values[f"{short}@{branch.value}"] = correct.double().mean().item()
-                if branch is predict:
-                    values[short] = values[f"{short}@{branch.value}"]
-    return Row(answer.client, values)
+def columns(correct: Tensors, deployed: str, main: str) -> Tensors:
+    """A client's answers under the names of the table's columns; `main` is the attack that `ra` stands for."""
+    found: Tensors = {}
+    for key, answer in correct.items():
+        what, _, where = key.partition("@")
+        where, _, adaptive = where.partition(" ")
+        suffix = f" {adaptive}" if adaptive else ""
+        limited = what.startswith("clean for ")
+        label = what.removeprefix("clean for ")
+        name = f"sa[{label}]" if limited else "sa" if what == "clean" else "ra" if what == main else f"ra[{what}]"
+        if where == deployed:
+            found[f"{name}{suffix}"] = answer
+        if where in (branch.value for branch in Branch):
+            found[f"{name}@{where}{suffix}"] = answer
+    return found
 
 
-def mean_row(name: str, rows: Sequence[Row]) -> Row:
+def means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean over users, each counting the same; a column that some user lacks is left out."""
-    columns = [column for column in (rows[0].values if rows else {}) if all(column in row.values for row in rows)]
-    return Row(name, {column: fmean(row.values[column] for row in rows) for column in columns})
+    shared = [column for column in (rows[0] if rows else {}) if all(column in row for row in rows)]
+    return {column: fmean(row[column] for row in rows) for column in shared}
 
 
-def summary(answers: Iterable[Answers], members: Sequence[Member], predicts: Mapping[str, Branch]) -> dict[str, Any]:
-    """The part of an evaluation record that tables are made of: users, domains, mean and worst domain."""
+def interval(mean: float, samples: int) -> tuple[float, float]:
+    """A 95 % interval of an accuracy measured on so many samples, after Wilson (1927)."""
+    if samples == 0:
+        return 0.0, 1.0
+    z = 1.959964
+    centre = (mean + z * z / (2 * samples)) / (1 + z * z / samples)
+    half = z / (1 + z * z / samples) * math.sqrt(mean * (1 - mean) / samples + z * z / (4 * samples * samples))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def summary(
+    answers: Iterable[Answers], members: Sequence[Member], deployed: Mapping[str, str], main: str
+) -> dict[str, Any]:
+    """The part of an evaluation record that tables are made of: users, domains, mean and interval, worst domain.
+
+    `deployed` names each client's deployment. The interval is that of the mean over users taken as one sample of all
+    test images: it speaks of the choice of test images, not of training again with another seed.
+    """
     member = {m.id: m for m in members}
-    rows = [user_row(answer, predicts[answer.client]) for answer in answers]
+    users: dict[str, dict[str, float]] = {}
+    counts: dict[str, int] = {}
+    for answer in answers:
+        table = columns(answer.correct, deployed[answer.client], main)
+        users[answer.client] = {name: right.double().mean().item() for name, right in table.items() if len(right)}
+        for name, right in table.items():
+            counts[name] = counts.get(name, 0) + len(right)
     domains = {
-        domain: mean_row(domain, [row for row in rows if member[row.name].domain == domain]).values
+        domain: means([row for client, row in users.items() if member[client].domain == domain])
         for domain in dict.fromkeys(m.domain for m in members)
     }
-    robust = {domain: values["ra"] for domain, values in domains.items() if "ra" in values}
+    mean = means(list(users.values()))
     return {
         "users": {
-            row.name: {
-                "domain": member[row.name].domain,
-                "role": member[row.name].role.value,
-                "predicts": predicts[row.name].value,
-                **row.values,
+            client: {
+                "domain": member[client].domain,
+                "role": member[client].role.value,
+                "predicts": deployed[client],
+                **row,
             }
-            for row in rows
+            for client, row in users.items()
         },
         "domains": domains,
-        "mean": mean_row("mean", rows).values,
-        "worst_domain": min(robust, key=robust.__getitem__) if robust else None,
+        "mean": mean,
+        "interval": {name: interval(value, counts[name]) for name, value in mean.items()},
+        "samples": {name: counts[name] for name in mean},
+        "worst_domain": {
+            name: min(value[name] for value in domains.values())
+            for name in mean
+            if all(name in value for value in domains.values())
+        },
     }

@@ -1,22 +1,20 @@
-"""Train and evaluate an experiment in a run directory; continue one that was interrupted."""
+"""Train an experiment in a run directory, continue one that was interrupted, evaluate what was trained."""
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, is_dataclass
-from importlib.metadata import version
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import Experiment
-from fedrbn.evaluation import Question, standard_questions
-from fedrbn.federated.server import FederationError, federate, in_order, initial_state
-from fedrbn.results import summary, validation_question, validation_summary
+from fedrbn.evaluation import Accuracy, deployment_name
+from fedrbn.examination import Examination, ask_all, examine, main_label
+from fedrbn.federated.server import federate, initial_state
+from fedrbn.results import validation_summary
 from fedrbn.storage import Best, RunDirectory, StorageError
-from fedrbn.types import Answers, Evaluate, Execute, Failure, Job, Member, Result, Round, ServerState
+from fedrbn.types import Execute, Job, Member, Result, Role, Round, ServerState
 
 
 class Watcher(Protocol):
@@ -60,16 +58,21 @@ def resume(path: Path | str, *, workers: int | None = None, watcher: Watcher | N
     return _finish(assembly, directory, watcher)
 
 
-def evaluate(path: Path | str, *, workers: int | None = None, watcher: Watcher | None = None) -> dict[str, Any]:
-    """Evaluate a finished run again with the attack of its config; adds a record and returns it."""
+def evaluate(
+    path: Path | str,
+    examination: Examination | None = None,
+    *,
+    workers: int | None = None,
+    watcher: Watcher | None = None,
+) -> dict[str, Any]:
+    """Evaluate a trained run again, by default as at the end of training; adds a record and returns it."""
     directory = RunDirectory.open(Path(path))
     assembly = assemble(_with_workers(directory.experiment(), workers))
     chosen = directory.checkpoint("best") or directory.checkpoint("last")
     if chosen is None:
         raise StorageError(f"got run {path} without a checkpoint; expected a trained one. Continue it with --resume.")
     with directory.locked(), assembly.executor() as execute:
-        directory.recover()
-        return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), watcher)
+        return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), examination, watcher)
 
 
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
@@ -78,7 +81,7 @@ def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None
         with assembly.executor() as bare:
             execute = _watched(bare, watcher)
             state = _train(assembly, directory, execute, watcher)
-            return _evaluate(assembly, directory, state, execute, watcher)
+            return _evaluate(assembly, directory, state, execute, None, watcher)
 
 
 def _train(assembly: Assembly, directory: RunDirectory, execute: Execute, watcher: Watcher | None) -> ServerState:
@@ -113,76 +116,41 @@ def _validation_due(experiment: Experiment, number: int) -> bool:
 
 
 def _validate(assembly: Assembly, state: ServerState, execute: Execute) -> dict[str, float | None]:
-    """Score the state on validation data, if there is any."""
+    """Score the state on validation data, if there is any: RA of AT users and SA of ST users, as in the paper."""
+    plan = assembly.plan
     if not any(len(client.validation) for client in assembly.federation.clients):
-        return validation_summary([], assembly.plan.members)
+        return validation_summary([], plan.members, {})
+    label = main_label(assembly.experiment)
+    branches = {member.id: plan.predicting_branch(state, member) for member in plan.members}
 
-    def questions(member: Member) -> tuple[Question, ...]:
-        branch = assembly.plan.predicting_branch(state, member)
-        return (validation_question(member.role, branch, assembly.attack),)
+    def question(member: Member) -> tuple[Accuracy]:
+        attack = assembly.adversary if member.role is Role.AT else None
+        return (Accuracy(branches[member.id], label, attack),)
 
-    return validation_summary(ask_all(assembly, state, "validation", questions, execute), assembly.plan.members)
+    keys = {
+        member.id: f"{label if member.role is Role.AT else 'clean'}@{deployment_name(branches[member.id])}"
+        for member in plan.members
+    }
+    answers = ask_all(assembly, state, "validation", question, execute)
+    return validation_summary(answers, plan.members, keys)
 
 
 def _evaluate(
-    assembly: Assembly, directory: RunDirectory, state: ServerState, execute: Execute, watcher: Watcher | None
+    assembly: Assembly,
+    directory: RunDirectory,
+    state: ServerState,
+    execute: Execute,
+    examination: Examination | None,
+    watcher: Watcher | None,
 ) -> dict[str, Any]:
-    """SA and RA on the test data, each branch attacked through itself; writes and returns the record."""
+    """Examine every client on its test data; writes the record and the per-sample answers."""
     if watcher:
         watcher.evaluating(len(assembly.plan.members))
-    questions = standard_questions(assembly.plan.method.branches, assembly.attack)
-    predicts = {m.id: assembly.plan.predicting_branch(state, m) for m in assembly.plan.members}
-    answers = list(ask_all(assembly, state, "test", lambda _: questions, execute))
+    record, answers = examine(assembly, state, execute, examination or Examination())
     number = len(directory.records("evaluations.jsonl"))
-    directory.save_tensors(
-        f"answers/{number}.safetensors",
-        {f"{answer.client}/{name}": correct for answer in answers for name, correct in answer.correct.items()},
-    )
-    record = {
-        **facts(assembly),
-        "part": "test",
-        "round": state.round,
-        "labels": assembly.federation.labels,
-        **summary(answers, assembly.plan.members, predicts),
-    }
+    directory.save_tensors(f"answers/{number}.safetensors", answers)
     directory.append("evaluations.jsonl", record)
     return record
-
-
-def ask_all(
-    assembly: Assembly,
-    state: ServerState,
-    part: Literal["validation", "test"],
-    questions: Callable[[Member], tuple[Question, ...]],
-    execute: Execute,
-) -> Iterator[Answers]:
-    """Every client's answers to its questions, in the order of the clients."""
-    jobs = [Evaluate(m.id, state.personal[m.id], part, questions(m)) for m in assembly.plan.members]
-    for result in in_order(execute(assembly.plan.round(state), jobs), [job.client for job in jobs]):
-        if isinstance(result, Failure):
-            raise FederationError(f"client {result.client!r} could not be evaluated: {result.cause}")
-        if isinstance(result, Answers):
-            yield result
-
-
-def facts(assembly: Assembly) -> dict[str, Any]:
-    """What every record says of its origin: method, attack with ε and threat model, seed, versions."""
-    experiment = assembly.experiment
-    return {
-        "key": experiment.key(),
-        "method": assembly.plan.method.name,
-        "predict": assembly.plan.method.predict.value,
-        "data": experiment.data.name,
-        "attack": {
-            "name": experiment.attack.name,
-            "threat": experiment.attack.threat,
-            **(asdict(assembly.attack) if is_dataclass(assembly.attack) else {"repr": repr(assembly.attack)}),
-        },
-        "attacked": "the branch that predicts",
-        "seed": experiment.run.seed,
-        "versions": {name: version(name) for name in ("fedrbn", "torch", "numpy")}
-        | {"python": platform.python_version()},
-    }
 
 
 def _watched(execute: Execute, watcher: Watcher | None) -> Execute:

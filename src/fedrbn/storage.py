@@ -212,7 +212,7 @@ class RunDirectory:
         """Write named tensors beside the checkpoints, for example per-sample outcomes."""
         path = self._file(name)
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, safetensors.torch.save(dict(tensors)))
+        write_atomically(path, safetensors.torch.save({key: value.clone() for key, value in tensors.items()}))
 
     def load_tensors(self, name: str) -> dict[str, Tensor]:
         """Read what `save_tensors` wrote."""
@@ -222,6 +222,15 @@ class RunDirectory:
             raise StorageError(
                 f"got {self._file(name)}, which cannot be read ({error}); expected safetensors."
             ) from None
+
+    def answers(self) -> dict[str, dict[str, Tensor]]:
+        """The per-sample answers of the newest evaluation: client → column → one boolean per sample."""
+        number = len(self.records("evaluations.jsonl")) - 1
+        found: dict[str, dict[str, Tensor]] = {}
+        for key, value in self.load_tensors(f"answers/{number}.safetensors").items():
+            client, _, column = key.partition("/")
+            found.setdefault(client, {})[column] = value
+        return found
 
     def _file(self, name: str) -> Path:
         return self.path / name

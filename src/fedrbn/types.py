@@ -88,6 +88,8 @@ class Evaluate:
     personal: Tensors
     part: Literal["validation", "test"]
     questions: tuple[Question, ...]
+    limit: int | None = None
+    """Use only the first so many samples; None uses all."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The commands that train: run, compare, and evaluate what was trained."""
+"""The commands that train: run one method, compare several."""
 
 from __future__ import annotations
 
@@ -66,20 +66,6 @@ def run(
     directory = out or Path(experiment.run.out or f"runs/{as_folder(experiment.method.name)}-{experiment.key()}")
     with watching(experiment.method.name, quiet) as watcher:
         record = runs.run(experiment, directory, force=force, watcher=watcher)
-    show(record, directory, as_json)
-
-
-def evaluate(
-    directory: Annotated[Path, typer.Argument(help="A directory made by fedrbn run.")],
-    workers: Workers = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Evaluate a finished run again: SA and RA of every client, per domain and in the mean."""
-    from fedrbn import runs
-
-    with watching("evaluate", quiet) as watcher:
-        record = runs.evaluate(directory, workers=workers, watcher=watcher)
     show(record, directory, as_json)
 
 

@@ -19,7 +19,6 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from fedrbn.data.samples import Client
-from fedrbn.evaluation import ask
 from fedrbn.federated.client import local_update
 from fedrbn.federated.server import FederationError
 from fedrbn.nets.dual_bn import DualNet, load
@@ -51,15 +50,11 @@ def _evaluate(site: Site, round_: Round, job: Evaluate) -> Answers:
     net, client = site.net.eval(), site.clients[job.client]
     load(net, round_.shared)
     load(net, job.personal)
-    samples = client.validation if job.part == "validation" else client.test
-    return Answers(
-        client=job.client,
-        round=round_.number,
-        correct={
-            q.name: ask(net, samples, q, generator(round_.seed, "evaluate", job.part, job.client, q.name))
-            for q in job.questions
-        },
-    )
+    samples = (client.validation if job.part == "validation" else client.test).first(job.limit)
+    correct: Tensors = {}
+    for question in job.questions:
+        correct |= question(net, samples, generator(round_.seed, "evaluate", job.part, job.client, str(question)))
+    return Answers(job.client, round_.number, correct)
 
 
 def serial(site: Site) -> Execute:

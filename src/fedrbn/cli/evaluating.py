@@ -1,0 +1,150 @@
+"""fedrbn evaluate: the robustness of a trained run under any attacks, with checks, comparisons and gates."""
+
+from __future__ import annotations
+
+import operator
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from fedrbn.cli.output import console, print_json, say, watching
+
+
+def evaluate(
+    directory: Annotated[Path, typer.Argument(help="A directory made by fedrbn run.")],
+    attacks: Annotated[
+        str | None,
+        typer.Option(
+            help="Attacks by name, separated by commas: pgd-7, pgd-20, pgd-100, mia-20, mia-100, aa, lsa-7, square, "
+            "pgd:steps=50,eps=8/255,step=1/255,restarts=5, gaussian-noise:severity=3 …; 'paper' is the paper's table, "
+            "'corruptions' the four common corruptions. Default: the attack of the run."
+        ),
+    ] = None,
+    predict: Annotated[
+        Literal["clean", "noised", "confident"] | None,
+        typer.Option(help="How networks are deployed: one branch, or the more confident one for each input."),
+    ] = None,
+    adaptive: Annotated[
+        bool, typer.Option(help="Also attack each branch and their mean loss; report the worst per sample.")
+    ] = True,
+    checks: Annotated[bool, typer.Option(help="Measure the warning signs of a flattering evaluation.")] = True,
+    samples: Annotated[int | None, typer.Option(min=1, help="Test samples per client; default all.")] = None,
+    subset: Annotated[int, typer.Option(min=1, help="Test samples per client for AutoAttack, square and LSA.")] = 10,
+    against: Annotated[Path | None, typer.Option(help="Compare sample by sample with this other run.")] = None,
+    require: Annotated[
+        list[str] | None, typer.Option(help="A condition such as 'ra>=0.40' or 'worst_domain_ra>=0.1'; repeatable.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; 1 evaluates in this process.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Evaluate a finished run: SA and RA of every client, per domain and in the mean, under any attacks.
+
+    Exit code 1 if a check fails or a requirement is not met.
+    """
+    from fedrbn import runs
+    from fedrbn.evaluation import CONFIDENT, Deployment
+    from fedrbn.examination import Examination
+    from fedrbn.types import Branch
+
+    conditions = [parse_condition(text) for text in require or []]
+    deployment: Deployment | None = None
+    if predict is not None:
+        deployment = CONFIDENT if predict == "confident" else Branch(predict)
+    examination = Examination(attack_texts(attacks), deployment, adaptive, samples, subset, checks)
+    with watching("evaluate", quiet) as watcher:
+        record = runs.evaluate(directory, examination, workers=workers, watcher=watcher)
+    if against is not None:
+        record["against"] = compared(directory, against)
+    show_record(record, against, as_json)
+    failed = [check["name"] for check in record.get("checks", []) if check["passed"] is False]
+    for name in failed:
+        say(f"check failed: {name}. Do not trust these robust accuracies before you know why.")
+    unmet = [text for text, holds in ((c[0], meets(record, c)) for c in conditions) if not holds]
+    for text in unmet:
+        say(f"requirement not met: {text}")
+    if failed or unmet:
+        raise typer.Exit(1)
+
+
+def attack_texts(text: str | None) -> tuple[str, ...]:
+    """The attacks of a comma list; settings after a colon are separated by commas too and stay together."""
+    from fedrbn.attacks.corruptions import KINDS
+    from fedrbn.attacks.named import PAPER
+
+    parts: list[str] = []
+    for part in (text or "").split(","):
+        if "=" in part and ":" not in part and parts:
+            parts[-1] += f",{part}"
+        elif part.strip():
+            parts.append(part.strip())
+    named = {"paper": tuple(name for name in PAPER if name != "pgd-7"), "corruptions": KINDS}
+    return tuple(found for part in parts for found in named.get(part, (part,)))
+
+
+Condition = tuple[str, str, Any, float]
+
+
+def parse_condition(text: str) -> Condition:
+    """`ra>=0.40` as (text, column, comparison, bound)."""
+    comparisons = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+    match = re.fullmatch(r"\s*([^<>=]+?)\s*(>=|<=|>|<)\s*([0-9.]+)\s*", text)
+    try:
+        if match is None:
+            raise ValueError
+        return text, match[1], comparisons[match[2]], float(match[3])
+    except ValueError:
+        raise ValueError(
+            f"got requirement {text!r}; expected a column, a comparison and a number between 0 and 1, such as "
+            "'ra>=0.40', 'sa>=0.8', 'ra adaptive>=0.35' or 'worst_domain_ra>=0.1'."
+        ) from None
+
+
+def meets(record: dict[str, Any], condition: Condition) -> bool:
+    """Whether a record satisfies a condition; a column that the record lacks is an error."""
+    text, column, compare, bound = condition
+    prefix = "worst_domain_"
+    table = record["worst_domain"] if column.startswith(prefix) else record["mean"]
+    name = column.removeprefix(prefix)
+    if name not in table:
+        raise ValueError(f"got requirement {text!r}; expected a column of this evaluation: {', '.join(table)}.")
+    return bool(compare(table[name], bound))
+
+
+def compared(directory: Path, against: Path) -> list[dict[str, Any]]:
+    """The newest evaluations of two runs, compared sample by sample."""
+    from dataclasses import asdict
+
+    from fedrbn.significance import compare
+    from fedrbn.storage import RunDirectory
+
+    ours, theirs = RunDirectory.open(directory), RunDirectory.open(against)
+    records = [run.records("evaluations.jsonl") for run in (ours, theirs)]
+    if not records[1]:
+        raise ValueError(f"got {against}, which has no evaluation; expected a finished run. Evaluate it first.")
+    if records[0][-1]["samples_digest"] != records[1][-1]["samples_digest"]:
+        raise ValueError(
+            f"got {against}, which was tested on other images; expected the same test samples. Compare runs with the "
+            "same data, federation settings and seed."
+        )
+    return [asdict(c) for c in compare(ours.answers(), theirs.answers())]
+
+
+def show_record(record: dict[str, Any], against: Path | None, as_json: bool) -> None:
+    """The tables of an evaluation, or the record as JSON."""
+    from fedrbn.significance import Comparison
+    from fedrbn.tables import attacks_table, checks_table, evaluation_table, significance_table
+
+    if as_json:
+        print_json(record)
+        return
+    page = console()
+    page.print(evaluation_table(record))
+    if len(record["attacks"]) > 1:
+        page.print(attacks_table(record))
+    if "checks" in record:
+        page.print(checks_table(record))
+    if against is not None:
+        page.print(significance_table([Comparison(**c) for c in record["against"]], str(against)))
