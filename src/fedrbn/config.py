@@ -345,3 +345,15 @@ def _unknown(name: str, known: Iterable[str], what: str) -> str:
 def _known(name: str, known: Iterable[str], what: str) -> None:
     if name not in known:
         raise ConfigError(_unknown(name, known, what))
+
+
+def reference() -> list[tuple[str, str, str, str]]:
+    """Every setting as (section, key, default as TOML would write it, meaning); "–" where there is no default."""
+    rows = []
+    defaults = Experiment().model_dump(mode="json")
+    for section, field in Experiment.model_fields.items():
+        for key, setting in field.annotation.model_fields.items():  # type: ignore[union-attr]
+            value = defaults[section][key]
+            shown = "–" if value is None else json.dumps(value)
+            rows.append((section, key, shown, " ".join((setting.description or "").split())))
+    return rows

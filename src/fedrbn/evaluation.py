@@ -8,8 +8,9 @@ as wrong under attack, and leave the batch before it starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
@@ -18,7 +19,8 @@ from torch.nn import functional as F
 
 from fedrbn.attacks import Logits, LogitsAttack, Oblivious, Untargeted
 from fedrbn.data.samples import Samples
-from fedrbn.nets.dual_bn import DualNet, batch_norms
+from fedrbn.nets.dual_bn import DualNet, batch_norms, plain
+from fedrbn.nets.fold import fold
 from fedrbn.types import Branch, Stats
 
 BATCH = 128
@@ -30,7 +32,7 @@ class PerInput:
     """A deployment that picks the branch for each input: BN_a where `choose(clean logits, noised logits)` is true."""
 
     name: str
-    choose: Callable[[Tensor, Tensor], Tensor]
+    choose: Callable[[Tensor, Tensor], Tensor] = field(repr=False)
 
 
 def more_confident(clean: Tensor, noised: Tensor) -> Tensor:
@@ -50,19 +52,36 @@ def deployment_name(deployment: Deployment) -> str:
 
 def logits_of(net: DualNet, deployment: Deployment) -> Logits:
     """The deployed network as a function of pixels; an attack on it goes through the rule, if there is one."""
+    return _combined({branch: partial(net, branch=branch, stats=Stats.FROZEN) for branch in Branch}, deployment)
+
+
+def surface_of(net: DualNet, deployment: Deployment, example: Tensor) -> Logits:
+    """The same function for the adversary to differentiate: batch norm is folded where that is exact, which is faster.
+
+    `example` is a batch of the inputs to come. Only `logits_of` decides whether a sample is right.
+    """
+    needed = (deployment,) if isinstance(deployment, Branch) else tuple(Branch)
+    return _combined({branch: fold(plain(net, branch), example).net for branch in needed}, deployment)
+
+
+def _combined(branches: Mapping[Branch, Logits], deployment: Deployment) -> Logits:
     if isinstance(deployment, Branch):
-        return lambda x: net(x, deployment, Stats.FROZEN)
+        return branches[deployment]
     choose = deployment.choose
 
     def picked(x: Tensor) -> Tensor:
-        clean, noised = net.paired(x, x)
+        clean, noised = branches[Branch.CLEAN](x), branches[Branch.NOISED](x)
         return torch.where(choose(clean, noised)[:, None], noised, clean)
 
     return picked
 
 
 class Question(Protocol):
-    """Something to find out about a client's network on its held-out samples."""
+    """Something to find out about a client's network on its held-out samples.
+
+    Its random numbers come from its text, `str(question)`, which must be the same in every process: a function's own
+    text holds its address in memory.
+    """
 
     def __call__(self, net: DualNet, samples: Samples, generator: Generator) -> dict[str, Tensor]:
         """For each named answer one boolean per sample, in the order of the samples."""
@@ -79,7 +98,7 @@ class Accuracy:
 
     deployment: Deployment
     label: str = ""
-    attack: LogitsAttack | None = None
+    attack: LogitsAttack | None = field(default=None, repr=False)
     adaptive: bool = False
     limit: int | None = None
 
@@ -100,7 +119,7 @@ class Accuracy:
         if self.adaptive:
             for views in other_views(net, self.deployment):
                 right = self._withstood(net, x, y, right, views, generator)
-            answers[f"{self.label}@{where} adaptive"] = right.cpu()
+            answers[f"{self.label}@{where} adaptive"] = right.cpu().clone()  # not the same tensor if nothing was tried
         return answers
 
     def _right(self, net: DualNet, x: Tensor, y: Tensor) -> Tensor:
@@ -124,7 +143,7 @@ class Accuracy:
     ) -> Tensor:
         if self.attack is None or not len(x):
             return x
-        functions = [logits_of(net, view) for view in views]
+        functions = [surface_of(net, view, x[:2]) for view in views]
         return torch.cat(
             [
                 attack_through(self.attack, functions, part, labels, generator)
