@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,13 @@ def test_hostile_text_is_refused_like_any_other(text: str) -> None:
         from_toml(text)
 
 
+def test_the_reference_explains_every_setting() -> None:
+    rows = {(section, key): (default, meaning) for section, key, default, meaning in config.reference()}
+    assert rows["method", "lam"] == ("–", "λ of Eq. 5, the weight of the calibration loss of ST users.")
+    assert rows["train", "rounds"][0] == "300"
+    assert len(rows) == sum(len(section) for section in Experiment().model_dump().values())
+
+
 NAMES = st.sampled_from(
     [*Experiment.model_fields]
     + [key for field in Experiment.model_fields.values() for key in field.annotation.model_fields]  # type: ignore[union-attr]
@@ -256,30 +264,23 @@ VALUES = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(NAMES, VALUES | st.dictionaries(NAMES, VALUES, max_size=4), max_size=4))
 def test_whatever_the_settings_only_config_errors_are_raised(values: dict[str, Any]) -> None:
-    try:
+    with contextlib.suppress(ConfigError):
         experiment = make(config.with_settings(values, [("run", "seed", 1)]))
-    except ConfigError as error:
-        assert str(error)
-    else:
         assert from_toml(experiment.to_toml()) == experiment
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=40) | st.tuples(NAMES, NAMES, st.text(max_size=20)).map(lambda t: f"{t[0]}.{t[1]}={t[2]}"))
 def test_whatever_the_text_only_config_errors_are_raised(text: str) -> None:
-    try:
+    with contextlib.suppress(ConfigError):
         section, key, values = parse_setting(text)
         assert values
         for value in values:
             make(config.with_settings({}, [(section, key, value)]))
-    except ConfigError as error:
-        assert str(error)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60))
 def test_whatever_the_toml_only_config_errors_are_raised(text: str) -> None:
-    try:
+    with contextlib.suppress(ConfigError):
         from_toml(text)
-    except ConfigError as error:
-        assert str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def test_no_checkpoint_yet(directory: RunDirectory) -> None:
 
 
 def test_a_second_run_in_the_directory_is_refused_with_the_ways_out(directory: RunDirectory) -> None:
-    with pytest.raises(StorageError, match="holds a run already.*--resume.*--force.*--out"):
+    with pytest.raises(StorageError, match=r"holds a run already.*--resume.*--force.*--out"):
         RunDirectory.create(directory.path, Experiment())
 
 
@@ -169,11 +170,10 @@ def damaged(content: bytes) -> dict[str, bytes]:
 def test_damaged_checkpoints_are_refused_with_a_remedy(directory: RunDirectory) -> None:
     directory.save("last", state(), Best(1, 0.5))
     path = directory.path / "last.safetensors"
-    for what, content in damaged(path.read_bytes()).items():
+    for content in damaged(path.read_bytes()).values():
         path.write_bytes(content)
         with pytest.raises(StorageError, match=r"last\.safetensors, which cannot be read .* remove it"):
             directory.checkpoint("last")
-            pytest.fail(what)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -185,10 +185,8 @@ def test_any_changed_byte_gives_a_checkpoint_or_a_storage_error(directory: RunDi
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(content)
-    try:
+    with contextlib.suppress(StorageError):
         assert directory.checkpoint("last") is not None
-    except StorageError as error:
-        assert "cannot be read" in str(error)
 
 
 def test_records_leave_out_a_line_that_was_cut_off(directory: RunDirectory) -> None:
@@ -257,6 +255,13 @@ def test_a_damaged_config_is_refused(directory: RunDirectory) -> None:
         (directory.path / "config.toml").write_bytes(content)
         with pytest.raises(StorageError, match="not a valid config"):
             directory.experiment()
+
+
+def test_the_answers_of_the_newest_evaluation(directory: RunDirectory) -> None:
+    for number, right in enumerate((False, True)):
+        directory.append("evaluations.jsonl", {"number": number})
+        directory.save_tensors(f"answers/{number}.safetensors", {"pen-0/ra[pgd:eps=8/255]": torch.tensor([right])})
+    assert {name: own["ra[pgd:eps=8/255]"].tolist() for name, own in directory.answers().items()} == {"pen-0": [True]}
 
 
 def test_named_tensors(directory: RunDirectory) -> None:

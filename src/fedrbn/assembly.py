@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from fedrbn import data, nets, plugins
@@ -79,16 +79,10 @@ def assemble(experiment: Experiment) -> Assembly:
     )
 
 
-def load_data(config: DataConfig) -> DataSet:
-    """The data set that a config names, with the domains it names."""
-    dataset = data.load(config.name, config.image_size)
-    if config.domains is None:
-        return dataset
-    known = {domain.name: domain for domain in dataset.domains}
-    for name in config.domains:
-        if name not in known:
-            raise plugins.unknown("domain", name, known)
-    return replace(dataset, domains=tuple(known[name] for name in config.domains))
+def load_data(config: DataConfig) -> DataSet | Federation:
+    """The data that a config names, with the domains it names."""
+    loaded = data.load(config.name, config.image_size)
+    return loaded if config.domains is None else loaded.only(config.domains)
 
 
 def _resolved(experiment: Experiment, method: Method) -> Experiment:

@@ -42,6 +42,7 @@ class DataConfig(_Section):
     """Which images: an embedded or prepared data set, an image folder, or `package.module:object`."""
 
     name: str = "digits-mini"
+    """digits-mini, digits, office-caltech10, domainnet, a folder root/<domain>/<class>/*, or package.module:object."""
     domains: tuple[str, ...] | None = None
     """The domains that take part, in this order; None takes all."""
     image_size: int | None = Field(default=None, ge=8, le=1024)
@@ -77,11 +78,13 @@ class FederationConfig(_Section):
     """Who takes part: users per domain, their data, and which of them can afford adversarial training."""
 
     users_per_domain: int = Field(default=10, ge=1)
+    """Users that share each domain's images."""
     fraction: Share = 0.3
     """Part of each domain's training images that is used at all."""
     validation: float = Field(default=0.5, ge=0, lt=1)
     """Part of each user's training images that is held out for model selection."""
     partition: Partition = Partition()
+    """How images are spread over users: uniform, dirichlet (sizes), label-skew, or a table with concentrations."""
     min_samples: int = Field(default=4, ge=2)
     """Fewest training images a user may end up with (batch norm needs at least two)."""
     test_samples: int | None = Field(default=None, ge=1)
@@ -122,6 +125,7 @@ class ModelConfig(_Section):
     """Which network: digits, alexnet, resnet18, or `package.module:factory`."""
 
     name: str = "digits"
+    """digits, alexnet, resnet18, or package.module:factory."""
     width: float = Field(default=1.0, gt=0, le=4)
     """Scales every layer's channels; 1 is the paper's network."""
 
@@ -130,9 +134,13 @@ class TrainConfig(_Section):
     """Local training and the rounds."""
 
     rounds: int = Field(default=300, ge=1)
+    """Communication rounds."""
     local_epochs: int = Field(default=1, ge=1)
+    """Passes over a user's data per round."""
     batch_size: int = Field(default=32, ge=2)
+    """Images per step; a last batch of one joins the batch before it."""
     lr: float = Field(default=1e-2, gt=0)
+    """Learning rate of SGD."""
     schedule: Literal["constant", "cosine"] = "constant"
     """The learning rate over rounds: constant, or a cosine from `lr` towards 0."""
     validate_every: int = Field(default=1, ge=1)
@@ -147,8 +155,11 @@ class AttackConfig(_Section):
     name: str = "pgd"
     """pgd, mia (momentum), fgsm-rs, or `package.module:object`."""
     eps: Pixels = 8 / 255
+    """Most that a pixel may change; "8/255" is accepted."""
     steps: int = Field(default=7, ge=1)
+    """Gradient steps."""
     step_size: Pixels = 2 / 255
+    """Length of a step."""
     threat: Literal["pixel", "authors-release"] = "pixel"
     """pixel: ε in pixels, images in [0, 1]. authors-release: the released code's arithmetic, for comparison only."""
 
@@ -157,6 +168,7 @@ class MethodConfig(_Section):
     """The federated method and its options; None means the method's own default."""
 
     name: str = "fedrbn"
+    """fedrbn, fatavg, fatprox, fatbn, fatavg+dbn, or package.module:object."""
     lam: float | None = Field(default=None, ge=0, le=1)
     """λ of Eq. 5, the weight of the calibration loss of ST users."""
     weighting: Literal["cosine", "uniform"] | None = None
@@ -181,9 +193,11 @@ class RunConfig(_Section):
     """How and where it runs; nothing here changes the numbers except the seed."""
 
     seed: int = Field(default=1, ge=0)
+    """Decides all randomness."""
     workers: int | None = Field(default=None, ge=1)
     """Processes that train clients, one thread each; None takes one per core, 1 trains in this process."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
+    """Where networks run; an accelerator is used from one process."""
     out: str | None = None
     """The run directory; None makes one under `runs/`."""
 

@@ -67,11 +67,14 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate a trained run again, by default as at the end of training; adds a record and returns it."""
     directory = RunDirectory.open(Path(path))
+    if not directory.records("evaluations.jsonl"):  # the first record is the one that ends the training
+        raise StorageError(f"got run {path}, which is not finished; expected a trained one. Continue it with --resume.")
     assembly = assemble(_with_workers(directory.experiment(), workers))
     chosen = directory.checkpoint("best") or directory.checkpoint("last")
     if chosen is None:
-        raise StorageError(f"got run {path} without a checkpoint; expected a trained one. Continue it with --resume.")
+        raise StorageError(f"got run {path} without a checkpoint; expected a trained one. Train it again with --force.")
     with directory.locked(), assembly.executor() as execute:
+        directory.recover()
         return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), examination, watcher)
 
 

@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 
 from fedrbn.data import AVAILABLE, load
-from fedrbn.data.images import decode, image_folder, office_caltech10
+from fedrbn.data.images import decode, image_folder
+from fedrbn.data.photographs import office_caltech10
 
 
 def _image(path: Path, colour: tuple[int, int, int] = (255, 0, 0), size: tuple[int, int] = (12, 8)) -> None:
@@ -118,7 +119,7 @@ def test_bombs_are_refused_before_decoding(side: int, action: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter(action)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"got bomb.png.*expected at most 50,000,000 pixels"):
-            decode(io.BytesIO(_bomb(side)), "bomb.png", 8)
+            decode(_bomb(side), "bomb.png", 8)
 
 
 @pytest.mark.parametrize("content", [b"", b"text, not pixels", b"GIF89a" + bytes(20), b"%!PS-Adobe-3.0 EPSF-3.0\n"])
@@ -138,6 +139,26 @@ def test_cut_images_are_named(tmp_path: Path, suffix: str) -> None:
     path.write_bytes(path.read_bytes()[:1500])
     with pytest.raises(ValueError, match=rf"cut.{suffix}, which cannot be decoded"):
         decode(path, str(path), 8)
+
+
+@pytest.mark.parametrize(("at", "value"), [(11, 0), (36, 0)])
+def test_whatever_the_decoder_raises_is_named(at: int, value: int) -> None:
+    # Byte 11 ends the length of the header chunk and byte 36 that of the data: Pillow raises ValueError ("Truncated
+    # IHDR chunk") and SyntaxError ("broken PNG file"), neither of which names the file.
+    noise = np.random.default_rng(1).integers(256, size=(9, 7, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, format="PNG")
+    content = bytearray(buffer.getvalue())
+    content[at] = value
+    with pytest.raises(ValueError, match=r"got x.png, which cannot be decoded"):
+        decode(bytes(content), "x.png", 8)
+
+
+def test_a_decoded_image_keeps_its_size_if_none_is_asked() -> None:
+    noise = np.random.default_rng(1).integers(256, size=(9, 7, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, format="PNG")
+    assert np.array_equal(decode(buffer.getvalue(), "x.png", None), noise)
 
 
 def test_classes_must_agree(tmp_path: Path) -> None:

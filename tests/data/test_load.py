@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedrbn.data import AVAILABLE, load
-from fedrbn.data.samples import DataSet
+from fedrbn.data.samples import DataSet, Federation
 
 
 @pytest.fixture
@@ -16,12 +16,18 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An importable module `my_pictures` with a data set, a function that makes one, and something else."""
     (tmp_path / "my_pictures.py").write_text(
         "import torch\n"
-        "from fedrbn.data.samples import DataSet, Domain, Samples\n"
+        "from fedrbn.data.samples import Client, DataSet, Domain, Federation, Samples\n"
+        "from fedrbn.types import Role\n"
         "def make(image_size):\n"
         "    side = image_size or 6\n"
         "    part = Samples(torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.tensor([0, 1]))\n"
         "    return DataSet('mine', (Domain('one', part, part, 'one'),), ('a', 'b'))\n"
         "fixed = make(None)\n"
+        "def fleet(image_size):\n"
+        "    part = make(image_size).domains[0].train\n"
+        "    client = Client('a', 'one', Role.ST, part, part, part)\n"
+        "    return Federation((client,), ('one',), {'one': 'One'}, ('a', 'b'), True)\n"
+        "ready = fleet(None)\n"
         "other = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -39,13 +45,26 @@ def test_descriptions_tell_the_truth(mini: DataSet) -> None:
 
 
 def test_by_name(mini: DataSet) -> None:
-    assert torch.equal(load("digits-mini").domains[4].test.images, mini.domains[4].test.images)
+    loaded = load("digits-mini")
+    assert isinstance(loaded, DataSet)
+    assert torch.equal(loaded.domains[4].test.images, mini.domains[4].test.images)
 
 
 def test_own_data_set_and_own_function(own_module: str) -> None:
-    assert load(f"{own_module}:fixed").name == "mine"
-    assert load(f"{own_module}:make").domains[0].train.images.shape == (2, 3, 6, 6)
-    assert load(f"{own_module}:make", 9).domains[0].train.images.shape == (2, 3, 9, 9)
+    fixed = load(f"{own_module}:fixed")
+    assert isinstance(fixed, DataSet)
+    assert fixed.name == "mine"
+    assert load(f"{own_module}:make").image_shape == (3, 6, 6)
+    assert load(f"{own_module}:make", 9).image_shape == (3, 9, 9)
+
+
+def test_own_federation(own_module: str) -> None:
+    ready = load(f"{own_module}:ready")
+    assert isinstance(ready, Federation)
+    assert [client.id for client in ready.clients] == ["a"]
+    assert load(f"{own_module}:fleet", 9).image_shape == (3, 9, 9)
+    with pytest.raises(ValueError, match=r"got images of 6 x 6 .*expected data.image_size = 9"):
+        load(f"{own_module}:ready", 9)
 
 
 def test_own_things_are_checked(own_module: str) -> None:

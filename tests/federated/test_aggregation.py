@@ -31,7 +31,8 @@ def test_clients_weigh_by_their_samples() -> None:
 
 def test_equal_samples_give_the_plain_mean() -> None:
     # (1 + 2 + 6) / 3 = 3
-    found = mean(start(w=0.0), [contribution(name, 17, w=value) for name, value in zip("abc", (1.0, 2.0, 6.0))])
+    sent = [contribution("a", 17, w=1.0), contribution("b", 17, w=2.0), contribution("c", 17, w=6.0)]
+    found = mean(start(w=0.0), sent)
     torch.testing.assert_close(found["w"], torch.tensor([3.0]))
 
 

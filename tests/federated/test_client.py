@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from federated.tiny import client, network, samples
 from torch import Generator, Tensor, nn
 
+from federated.tiny import client, network, samples
 from fedrbn.attacks import PGD
 from fedrbn.federated.aggregation import Local, layout
 from fedrbn.federated.client import batches, local_update, sgd, steps_per_epoch
 from fedrbn.federated.methods import Method, fatavg, fatavg_dbn, fedrbn
-from fedrbn.nets.dual_bn import DualNet, single, tensors
+from fedrbn.nets.dual_bn import Affine, DualNet, single, tensors
 from fedrbn.types import Role, Round, Tensors, Train
 
 ATTACK = PGD(steps=1)
@@ -148,6 +150,18 @@ def test_what_the_workspace_held_before_does_not_matter() -> None:
         assert torch.equal(tensor, (second.shared | second.personal)[name])
 
 
+def test_every_client_and_every_round_shuffles_and_attacks_in_its_own_way() -> None:
+    member = client("c", Role.AT, 12, 0)
+    net, round_, job = asked(fedrbn(ATTACK), Role.AT)
+    same = [
+        local_update(net, member, round_, job),
+        local_update(net, member, replace(round_, number=1), job),
+        local_update(net, member, replace(round_, seed=2), job),
+        local_update(net, member, round_, replace(job, client="d")),
+    ]
+    assert len({upload.metrics["loss"] for upload in same}) == 4
+
+
 def test_epochs_and_fixed_steps() -> None:
     member = client("c", Role.ST, 8, 0)
     net, round_, job = asked(fatavg(ATTACK), Role.ST, local_epochs=3)
@@ -160,10 +174,6 @@ def test_epochs_and_fixed_steps() -> None:
 
 
 def test_a_separate_affine_of_the_noised_branch_is_frozen_for_st_users_only() -> None:
-    from dataclasses import replace
-
-    from fedrbn.nets.dual_bn import Affine
-
     method = replace(fedrbn(ATTACK), affine=Affine.SEPARATE, local=Local.STATISTICS)
     net, round_, job = asked(method, Role.ST)
     job = replace(job, calibrate=True)

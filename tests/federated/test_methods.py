@@ -92,7 +92,10 @@ def test_settings_read_back_to_the_same_method(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (MethodConfig(name="fatbn", lam=0.5), r"got method\.lam for method 'fatbn', which has no such part; .*local, mu"),
+        (
+            MethodConfig(name="fatbn", lam=0.5),
+            r"got method\.lam for method 'fatbn', which has no such part; .*local, mu",
+        ),
         (MethodConfig(name="fatavg", predict="noised"), r"method\.predict"),
         (MethodConfig(name="fatavg+dbn", temperature=1.0), r"method\.temperature"),
         (MethodConfig(name="fatavg", clip="off"), r"method\.clip"),
@@ -111,7 +114,7 @@ def test_a_method_with_one_set_of_statistics_cannot_predict_with_the_other() -> 
 
 
 def test_a_misspelt_method_is_named_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="got method 'fedrbm'.*Did you mean 'fedrbn'"):
+    with pytest.raises(ValueError, match=r"got method 'fedrbm'.*Did you mean 'fedrbn'"):
         configure(MethodConfig(name="fedrbm"), ATTACK)
 
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from federated.tiny import network, samples
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from federated.tiny import network, samples
 from fedrbn.attacks import PGD
 from fedrbn.attacks.protocols import Loss
 from fedrbn.federated.objectives import Adversarial, Calibrated, Standard, clamp, evaluating
@@ -218,7 +218,9 @@ def test_evaluating_puts_every_mode_back_as_it_was_even_after_an_error() -> None
     net = network(dropout=True).train()
     net[4].eval()
     before = [module.training for module in net.modules()]
-    with pytest.raises(ZeroDivisionError), evaluating(net):
+    with evaluating(net):
         assert not any(module.training for module in net.modules())
-        _ = 1 / 0
+    assert [module.training for module in net.modules()] == before
+    with pytest.raises(ZeroDivisionError), evaluating(net):
+        raise ZeroDivisionError
     assert [module.training for module in net.modules()] == before

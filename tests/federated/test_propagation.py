@@ -107,9 +107,11 @@ def test_more_similar_donors_weigh_more() -> None:
 
 
 def test_a_receiver_that_never_trained_weighs_its_donors_the_same() -> None:
-    """Zero means have no direction; the variances of 1 have one (p and q differ along it), but say nothing."""
+    """Zero means have no direction. The initial variances have one, to which p' (1, 1) is nearer than q, but which
+    says nothing of data: without a special case p' would get all of the weight."""
     fresh = statistics(((0.0, 0.0), (1.0, 1.0)), ((0.0, 0.0), (1.0, 1.0)))
-    personal = PERSONAL | {"new": fresh}
+    near = statistics(((3.0, 4.0), (1.0, 1.0)), ((4.0, 3.0), (1.0, 1.0)))
+    personal = PERSONAL | {"new": fresh, "p": near}
     alpha = Propagation().weights(personal, ["new", "k"], ["p", "q"], LAYERS)
     assert alpha[0].tolist() == [0.5, 0.5]
     assert alpha[1, 0] > 0.99, "the other receiver keeps its own row"

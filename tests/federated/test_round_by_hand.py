@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from federated.tiny import clients, network, plan
 
+from federated.tiny import clients, network, plan
 from fedrbn.attacks import PGD
 from fedrbn.data.samples import Client
 from fedrbn.federated.executors import Site, serial

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federated.tiny import clients, network, plan, site
 from torch.nn import functional as F
 
+from federated.tiny import clients, network, plan, site
 from fedrbn.attacks import PGD
 from fedrbn.config import TrainConfig
 from fedrbn.data.samples import Client

@@ -12,7 +12,7 @@ from fedrbn.cli.output import console, listed, print_json, say, show, watching
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file of settings; what it leaves out has defaults.")]
 DataName = Annotated[
     str | None,
-    typer.Option("--data", help="digits-mini, digits, office-caltech10, a folder, or package.module:object."),
+    typer.Option("--data", help="digits-mini, digits, office-caltech10, domainnet, a folder, or package.module:object."),
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds (train.rounds).")]
 Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes; 1 trains in this process.")]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedrbn.data.samples import DataSet
+    from fedrbn.data.samples import DataSet, Federation
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Description:
     summary: str
     domains: tuple[str, ...]
     train: tuple[int, ...]
-    """Training images per domain."""
+    """Training images per domain; empty where that depends on the files."""
     test: tuple[int, ...]
     image_size: int
     needs_files: bool
@@ -55,15 +55,23 @@ AVAILABLE = {
         image_size=256,
         needs_files=True,
     ),
+    "domainnet": Description(
+        "the paper's DomainNet: ten kinds of thing in six styles",
+        domains=("real", "clipart", "infograph", "painting", "quickdraw", "sketch"),
+        train=(),
+        test=(),
+        image_size=256,
+        needs_files=True,
+    ),
 }
 """The data sets with a name of their own. Sizes are those of the files this package was tested with."""
 
 
-def load(name: str, image_size: int | None = None) -> DataSet:
+def load(name: str, image_size: int | None = None) -> DataSet | Federation:
     """A data set by name, by the path of an image folder, or by `package.module:object`.
 
-    The object is a `DataSet`, or a function that takes image_size (a number of pixels, or None for the data's own
-    size) and returns one.
+    The object is a `DataSet`, a `Federation` whose clients have their data already, or a function that takes
+    image_size (a number of pixels, or None for the data's own size) and returns either.
     """
     from fedrbn import plugins  # noqa: PLC0415  (this function is where the light import ends)
 
@@ -87,24 +95,29 @@ def load(name: str, image_size: int | None = None) -> DataSet:
 def _load_named(name: str, image_size: int | None) -> DataSet:
     from fedrbn.data.digits import digits  # noqa: PLC0415
     from fedrbn.data.digits_mini import digits_mini  # noqa: PLC0415
-    from fedrbn.data.images import office_caltech10  # noqa: PLC0415
+    from fedrbn.data.photographs import domainnet, office_caltech10  # noqa: PLC0415
 
-    loaders = {"digits-mini": digits_mini, "digits": digits, "office-caltech10": office_caltech10}
+    loaders = {
+        "digits-mini": digits_mini,
+        "digits": digits,
+        "office-caltech10": office_caltech10,
+        "domainnet": domainnet,
+    }
     return loaders[name](image_size)
 
 
-def _load_own(name: str, image_size: int | None) -> DataSet:
+def _load_own(name: str, image_size: int | None) -> DataSet | Federation:
     from fedrbn import plugins  # noqa: PLC0415
-    from fedrbn.data.samples import DataSet  # noqa: PLC0415
+    from fedrbn.data.samples import DataSet, Federation  # noqa: PLC0415
 
     found = plugins.resolve(name)
     made = found(image_size) if callable(found) else found
-    if not isinstance(made, DataSet):
+    if not isinstance(made, DataSet | Federation):
         raise ValueError(
-            f"got {type(made).__name__} from {name!r}; expected a fedrbn.data.samples.DataSet, or a function of "
-            "image_size that returns one."
+            f"got {type(made).__name__} from {name!r}; expected a fedrbn.data.samples.DataSet or Federation, or a "
+            "function of image_size that returns one."
         )
-    sides = tuple(made.domains[0].train.images.shape[2:])
+    sides = made.image_shape[1:]
     if image_size is not None and sides != (image_size, image_size):
         raise ValueError(
             f"got images of {sides[0]} x {sides[1]} from {name!r}; expected data.image_size = {image_size}. "

@@ -33,7 +33,7 @@ from fedrbn.data.synth_digits import synthetic_pictures
 
 SIZE = 28
 SEED = 20_220
-VERSION = 1
+VERSION = 2
 """Counted up whenever the pictures change, so that cached ones are not mistaken for new ones."""
 TRAIN, TEST = 1347, 450
 

@@ -4,56 +4,102 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from fedrbn.config import Dirichlet, FederationConfig, FirstDomains
+from fedrbn.config import AtUsers, Dirichlet, FederationConfig, FirstDomains
 from fedrbn.data.partition import Index, dirichlet_sizes, even_sizes, held_out, least_count, skewed_labels
 from fedrbn.data.samples import Client, DataSet, Domain, Federation, Samples
 from fedrbn.randomness import derive
 from fedrbn.types import Role
 
+_DIVIDING = ("users_per_domain", "fraction", "validation", "partition", "min_samples", "test_samples")
+"""The settings that say how data are divided among users."""
 
-def build(dataset: DataSet, config: FederationConfig, seed: int) -> Federation:
+
+def build(data: DataSet | Federation, config: FederationConfig, seed: int) -> Federation:
     """Users `<domain>-0`, `<domain>-1`, … of every domain, with their private data and their role.
 
     All domains are cut to the size of the smallest, times `config.fraction`, so that none outweighs the others. The
     test set of a domain is shared out among its users. Train and test parts are never mixed.
+
+    A federation that comes ready-made keeps its users and their data, and their roles unless `config.at` names others.
     """
-    names = tuple(domain.name for domain in dataset.domains)
-    at = at_users(names, config)
-    total = _training_images(dataset, config)
-    clients = tuple(client for domain in dataset.domains for client in _clients(domain, config, total, at, seed))
+    if isinstance(data, Federation):
+        return _adopted(data, config)
+    names = tuple(domain.name for domain in data.domains)
+    at = at_users({name: [_user(name, i) for i in range(config.users_per_domain)] for name in names}, config.at)
+    total = _training_images(data, config)
+    clients = tuple(
+        client for domain in data.domains for client in _clients(domain, config, total, at, seed, data.augment)
+    )
     return Federation(
         clients=clients,
         domains=names,
-        labels={domain.name: domain.label for domain in dataset.domains},
-        classes=dataset.classes,
+        labels={domain.name: domain.label for domain in data.domains},
+        classes=data.classes,
         equal_sizes=not isinstance(config.partition.sizes, Dirichlet),
     )
 
 
-def at_users(domains: Sequence[str], config: FederationConfig) -> frozenset[str]:
-    """The ids of the users that train adversarially; a ratio takes the first users of each domain."""
-    users = config.users_per_domain
-    if isinstance(config.at, tuple):
-        members = {domain: [_user(domain, i) for i in range(users)] for domain in domains}
-        members |= {user: [user] for domain in domains for user in members[domain]}
-        return frozenset(user for name in config.at for user in members[_known(name, list(members), "domain or user")])
-    if isinstance(config.at, FirstDomains):
-        ratio, chosen = config.at.ratio, _chosen_domains(domains, config.at.domains)
-    else:
-        ratio, chosen = config.at, tuple(domains)
-    count = round(ratio * users)
-    if ratio > 0 and count == 0:
+def _adopted(federation: Federation, config: FederationConfig) -> Federation:
+    """A ready-made federation under this config, which has no say in how its data are divided."""
+    usual = FederationConfig()
+    # Values are compared, not which were given: an experiment that was written and read back has them all.
+    changed = [name for name in _DIVIDING if getattr(config, name) != getattr(usual, name)]
+    if changed:
         raise ValueError(
-            f"got federation.at with ratio {ratio:g} of {users} users per domain, which rounds to none; expected at "
-            f"least {1 / users:.3g}, which is one user. Raise the ratio or users_per_domain, set at = 0 for no "
+            f"got federation.{', federation.'.join(changed)} with data that are a federation already; expected only "
+            "federation.at and federation.participants. Remove the setting, or divide the data in your own code."
+        )
+    if config.at == usual.at:
+        return federation
+    members = {
+        domain: [client.id for client in federation.clients if client.domain == domain] for domain in federation.domains
+    }
+    at = at_users(members, config.at)
+    return replace(
+        federation,
+        clients=tuple(replace(c, role=Role.AT if c.id in at else Role.ST) for c in federation.clients),
+    )
+
+
+def pooled(federation: Federation, name: str) -> DataSet:
+    """The data of all clients as domains again, to look at: validation images count as training images."""
+    domains = []
+    for domain in federation.domains:
+        clients = [client for client in federation.clients if client.domain == domain]
+        train = _joined([part for client in clients for part in (client.train, client.validation)])
+        domains.append(Domain(domain, train, _joined([client.test for client in clients]), federation.labels[domain]))
+    return DataSet(name, tuple(domains), federation.classes)
+
+
+def _joined(parts: list[Samples]) -> Samples:
+    filled = [part for part in parts if len(part)]
+    return Samples(torch.cat([part.images for part in filled]), torch.cat([part.labels for part in filled]))
+
+
+def at_users(users: Mapping[str, Sequence[str]], at: AtUsers) -> frozenset[str]:
+    """The ids of the users that train adversarially; a ratio takes the first users of each domain."""
+    if isinstance(at, tuple):
+        members = {**users, **{user: [user] for ids in users.values() for user in ids}}
+        return frozenset(user for name in at for user in members[_known(name, list(members), "domain or user")])
+    if isinstance(at, FirstDomains):
+        ratio, chosen = at.ratio, _chosen_domains([*users], at.domains)
+    else:
+        ratio, chosen = at, tuple(users)
+    found = frozenset(user for domain in chosen for user in users[domain][: round(ratio * len(users[domain]))])
+    if ratio > 0 and not found:
+        most = max(len(users[domain]) for domain in chosen)
+        raise ValueError(
+            f"got federation.at with ratio {ratio:g} of {most} users per domain, which rounds to none; expected at "
+            f"least {1 / most:.3g}, which is one user. Raise the ratio or users_per_domain, set at = 0 for no "
             "adversarial training, or name the users."
         )
-    return frozenset(_user(domain, i) for domain in chosen for i in range(count))
+    return found
 
 
 def _user(domain: str, number: int) -> str:
@@ -103,7 +149,9 @@ def _training_images(dataset: DataSet, config: FederationConfig) -> int:
     return total
 
 
-def _clients(domain: Domain, config: FederationConfig, total: int, at: frozenset[str], seed: int) -> list[Client]:
+def _clients(
+    domain: Domain, config: FederationConfig, total: int, at: frozenset[str], seed: int, augment: bool
+) -> list[Client]:
     rng = np.random.default_rng(derive(seed, "federation", domain.name))
     used = rng.permutation(len(domain.train))[:total]
     training = [used[rows] for rows in _shares(domain.train.labels.numpy()[used], config, rng)]
@@ -121,6 +169,7 @@ def _clients(domain: Domain, config: FederationConfig, total: int, at: frozenset
                 train=_take(domain.train, rows[cut:]),
                 validation=_take(domain.train, rows[:cut]),
                 test=_take(domain.test, test_rows[: config.test_samples]),
+                augment=augment,
             )
         )
     return clients

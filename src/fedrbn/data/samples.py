@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from fedrbn import plugins
 from fedrbn.types import Role
+
+_LEAST_TRAINING = 2
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,10 @@ class Samples:
         """The samples at these positions, in this order."""
         return Samples(self.images[index], self.labels[index])
 
+    def first(self, count: int | None) -> Samples:
+        """The first so many samples; all of them for None."""
+        return Samples(self.images[:count], self.labels[:count])
+
     def pixels(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
         """A batch as the network takes it: float32 images in [0, 1] and their labels."""
         return self.images[index].to(torch.float32).div_(255), self.labels[index]
@@ -58,6 +66,8 @@ class DataSet:
     name: str
     domains: tuple[Domain, ...]
     classes: tuple[str, ...]
+    augment: bool = False
+    """Whether training images are flipped and rotated at random, as FedBN does with photos; held-out ones never are."""
 
     def __post_init__(self) -> None:
         names = [domain.name for domain in self.domains]
@@ -68,22 +78,46 @@ class DataSet:
         shape = self.domains[0].train.images.shape[1:]
         for domain in self.domains:
             for part, samples in (("train", domain.train), ("test", domain.test)):
-                self._check(samples, f"{part} part of {domain.name!r}", shape)
+                _check(samples, f"{part} part of {domain.name!r}", shape, len(self.classes))
 
-    def _check(self, samples: Samples, where: str, shape: torch.Size) -> None:
-        if not len(samples):
-            raise ValueError(f"got no images in the {where}; expected at least one. Add images or drop the domain.")
-        if samples.images.shape[1:] != shape:
-            raise ValueError(
-                f"got images of shape {tuple(samples.images.shape[1:])} in the {where}; expected {tuple(shape)}, as in "
-                f"the first domain. Resize them to one size."
-            )
-        lowest, highest = int(samples.labels.min()), int(samples.labels.max())
-        if lowest < 0 or highest >= len(self.classes):
-            raise ValueError(
-                f"got labels from {lowest} to {highest} in the {where}; expected 0 to {len(self.classes) - 1}, "
-                f"because there are {len(self.classes)} classes. Number the labels from 0, or name all classes."
-            )
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        return _shape(self.domains[0].train)
+
+    def only(self, domains: tuple[str, ...]) -> DataSet:
+        """The same data with these domains, in this order."""
+        known = {domain.name: domain for domain in self.domains}
+        return replace(self, domains=tuple(known[name] for name in _known(domains, known)))
+
+
+def _shape(samples: Samples) -> tuple[int, int, int]:
+    channels, height, width = samples.images.shape[1:]
+    return channels, height, width
+
+
+def _known(names: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in known:
+            raise plugins.unknown("domain", name, known)
+    return names
+
+
+def _check(samples: Samples, where: str, shape: torch.Size, classes: int) -> None:
+    """Images of this shape, at least one, with labels of these classes."""
+    if not len(samples):
+        raise ValueError(f"got no images in the {where}; expected at least one. Add images or drop it.")
+    if samples.images.shape[1:] != shape:
+        raise ValueError(
+            f"got images of shape {tuple(samples.images.shape[1:])} in the {where}; expected {tuple(shape)}, as in "
+            "the first. Resize them to one size."
+        )
+    lowest, highest = int(samples.labels.min()), int(samples.labels.max())
+    if lowest < 0 or highest >= classes:
+        raise ValueError(
+            f"got labels from {lowest} to {highest} in the {where}; expected 0 to {classes - 1}, "
+            f"because there are {classes} classes. Number the labels from 0, or name all classes."
+        )
 
 
 @dataclass(frozen=True)
@@ -96,6 +130,8 @@ class Client:
     train: Samples
     validation: Samples
     test: Samples
+    augment: bool = False
+    """Whether its training images are flipped and rotated at random; see `DataSet.augment`."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +146,35 @@ class Federation:
     equal_sizes: bool
     """False when users drew different numbers of images: then every user runs the same number of iterations."""
 
+    def __post_init__(self) -> None:
+        ids = [client.id for client in self.clients]
+        if not ids or len(set(ids)) < len(ids):
+            raise ValueError(f"got clients {ids} in a federation; expected at least one, each with an id of its own.")
+        domains = dict.fromkeys(client.domain for client in self.clients)
+        if set(domains) != set(self.domains) or not set(domains) <= set(self.labels):
+            raise ValueError(
+                f"got clients of the domains {[*domains]} in a federation of {[*self.domains]} with labels for "
+                f"{[*self.labels]}; expected the same. List every client's domain once, and label it."
+            )
+        shape = self.clients[0].train.images.shape[1:]
+        for client in self.clients:
+            for part in ("train", "validation", "test"):
+                samples: Samples = getattr(client, part)
+                if part != "validation" or len(samples):  # a client may do without validation
+                    _check(samples, f"{part} part of client {client.id!r}", shape, len(self.classes))
+            if len(client.train) < _LEAST_TRAINING:
+                raise ValueError(
+                    f"got 1 training image for client {client.id!r}; expected at least {_LEAST_TRAINING}, because "
+                    "batch norm cannot train on one. Give it more, or leave it out."
+                )
+
+    def only(self, domains: tuple[str, ...]) -> Federation:
+        """The same federation with the clients of these domains, in this order."""
+        chosen = _known(domains, self.domains)
+        clients = tuple(client for domain in chosen for client in self.clients if client.domain == domain)
+        return replace(self, clients=clients, domains=chosen)
+
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height, width."""
-        channels, height, width = self.clients[0].train.images.shape[1:]
-        return channels, height, width
+        return _shape(self.clients[0].train)

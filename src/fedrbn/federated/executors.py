@@ -6,6 +6,7 @@ one thread each are faster than one process with two, and sums do not depend on 
 
 from __future__ import annotations
 
+import copy
 import multiprocessing.connection
 import signal
 from collections.abc import Iterable, Iterator
@@ -193,6 +194,8 @@ def _work(line: Any, site: Site) -> None:
     """A worker's life: take a round, perform its jobs, until the line is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it closes the line
     torch.set_num_threads(1)
+    # PyTorch hands tensors to a process in shared memory: without a copy, all workers would train in one network.
+    site = replace(site, net=copy.deepcopy(site.net))
     round_: Round | None = None
     while True:
         try:

@@ -1,0 +1,152 @@
+"""Raw files read with a limit, and what every reader hands over."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+MEGABYTE = 2**20
+MOST_BYTES = 1024 * MEGABYTE
+"""The most a file may hold once it is decompressed: a small file can unpack to terabytes."""
+MOST_IMAGE_BYTES = 64 * MEGABYTE
+"""The most that one JPEG or PNG file may hold."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What prepared data was made from: one file, or all that was read of a folder."""
+
+    name: str
+    files: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RawDigits:
+    """The train and the test part of a set of digits: uint8 pixels [n, h, w] or [n, h, w, 3], labels 0 to 9."""
+
+    train: tuple[NDArray[np.uint8], NDArray[np.uint8]]
+    test: tuple[NDArray[np.uint8], NDArray[np.uint8]]
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """One image file as it was published: its content, the name of its class, and its part where one is given."""
+
+    content: bytes
+    class_name: str
+    file_name: str
+    test: bool | None
+
+
+@dataclass(frozen=True)
+class RawPhotographs:
+    """The image files of one domain."""
+
+    domain: str
+    photographs: tuple[Photograph, ...]
+    sources: tuple[Source, ...]
+
+
+def read_bounded(stream: IO[bytes], limit: int, name: str) -> bytes:
+    """All that is left of a stream, unless that is more than `limit` bytes."""
+    content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(
+            f"got {name}, which holds more than {limit:,} bytes; expected at most that. It is not the published "
+            "file: download it again."
+        )
+    return content
+
+
+def content_of(path: Path, limit: int = MOST_BYTES) -> bytes:
+    """A file's content, decompressed if it is gzip or bzip2 by its first bytes, whatever its name says."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(3)
+            file.seek(0)
+            return read_bounded(_decompressed(file, start), limit, path.name)
+    except (OSError, EOFError, zlib.error) as error:
+        raise broken(path.name, str(error)) from error
+
+
+def _decompressed(file: IO[bytes], start: bytes) -> IO[bytes]:
+    if start.startswith(b"\x1f\x8b"):
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+    return cast(IO[bytes], bz2.BZ2File(file)) if start == b"BZh" else file
+
+
+def broken(name: str, why: str) -> ValueError:
+    """The error for a file that cannot be read."""
+    return ValueError(f"got {name}, which cannot be read ({why}); expected a whole file. Download it again.")
+
+
+def find(folder: Path, *names: str) -> Path:
+    """The first of these files that is in the folder."""
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise ValueError(
+        f"got {folder} without {' or '.join(names)}; expected the published files in it. `fedrbn data prepare --where` "
+        "says what to download."
+    )
+
+
+def image_content(path: Path) -> bytes:
+    """A JPEG or PNG file, as it is."""
+    try:
+        with path.open("rb") as file:
+            return read_bounded(file, MOST_IMAGE_BYTES, path.name)
+    except FileNotFoundError:
+        raise ValueError(
+            f"got no file {path.parent.name}/{path.name}; expected it, because it is listed. Unpack the archive again."
+        ) from None
+    except OSError as error:
+        raise broken(path.name, str(error)) from error
+
+
+def file_source(path: Path) -> Source:
+    """Size and checksum of a file as it lies there."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise broken(path.name, str(error)) from error
+    return Source(path.name, 1, path.stat().st_size, digest)
+
+
+def folder_source(name: str, contents: Iterable[bytes]) -> Source:
+    """One checksum over many files, one after the other in the order they were read."""
+    digest, files, size = hashlib.sha256(), 0, 0
+    for content in contents:
+        digest.update(content)
+        files, size = files + 1, size + len(content)
+    return Source(f"{name}/", files, size, digest.hexdigest())
+
+
+def checked_digits(
+    images: NDArray[np.uint8], labels: Sequence[int] | NDArray[Any], name: str
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Images with as many labels, each a digit."""
+    numbers = np.asarray(labels)
+    if not len(images) or numbers.shape != (len(images),):
+        raise ValueError(
+            f"got {len(images):,} images and {numbers.size:,} labels in {name}; expected one label for each of at "
+            "least one image. Take both from the same download."
+        )
+    if not ((numbers >= 0) & (numbers <= 9) & (numbers == np.floor(numbers))).all():
+        raise ValueError(
+            f"got labels {np.unique(numbers)[:12]} in {name}; expected the digits 0 to 9. Download it again."
+        )
+    return images, numbers.astype(np.uint8)

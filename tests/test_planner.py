@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fedrbn import fleet
+from fedrbn.cli import app
+from fedrbn.config import ConfigError
+from fedrbn.planner import Assignment, Device, Duty, Speed, Workload, cost, observe, plan, units
+
+WORKLOAD = Workload(
+    macs=1000,
+    weight_bytes=100,
+    activation_bytes=10,
+    download_bytes=300,
+    upload_bytes={Duty.AT: 300, Duty.ST: 200},
+    batch_size=8,
+    local_epochs=1,
+    attack_steps=7,
+    lam=0.5,
+)
+
+
+def device(name: str = "a", domain: str = "d", speed: float = 1e6, samples: int = 100, **more: float) -> Device:
+    """100 images of 1000 MACs at 1e6 MAC/s: a forward pass over them is 0.1 s, so a duty of n units takes n / 10 s."""
+    return Device(name, domain, samples, Speed(speed, speed, speed), **more)
+
+
+@pytest.mark.parametrize(
+    ("duty", "lam", "expected"),
+    [(Duty.ST, None, 3), (Duty.PNC, 0.5, 6), (Duty.PNC, 1.0, 4), (Duty.AT, None, (7 + 1) * 3 + 3)],
+)
+def test_units_and_seconds(duty: Duty, lam: float | None, expected: int) -> None:
+    assert units(duty, 7, lam) == expected
+    assert cost(device(), WORKLOAD, duty, lam=lam).seconds == pytest.approx(expected / 10)
+
+
+def test_passes_have_speeds_of_their_own() -> None:
+    """AT: 2 forward at 1e6 (0.2 s), 2 backward of 2 at 2e6 (0.2 s), 7 attack steps of 3 at 3e6 (0.7 s)."""
+    quick = replace(device(), speed=Speed(1e6, 2e6, 3e6))
+    assert cost(quick, WORKLOAD, Duty.AT).compute_seconds == pytest.approx(0.2 + 0.2 + 0.7)
+
+
+def test_traffic_and_memory() -> None:
+    """AT: 300 down and 300 up at 60 B/s are 10 s; memory is 4 · 100 of weights and both branches of 8 images, 160."""
+    costs = cost(device(bandwidth=60.0), WORKLOAD, Duty.AT)
+    assert costs.transfer_seconds == pytest.approx(10)
+    assert costs.memory_bytes == 400 + 2 * 80
+    assert cost(device(), WORKLOAD, Duty.ST).traffic_bytes == 500
+    assert cost(device(), WORKLOAD, Duty.ST).memory_bytes == 400 + 80
+
+
+@pytest.mark.parametrize(
+    ("deadline", "duty", "share", "lam"),
+    [
+        (2.7, Duty.AT, 1.0, None),
+        (1.5, Duty.PART_AT, 0.5, None),  # 0.3 + share · (2.7 − 0.3) = 1.5
+        (0.60, Duty.PART_AT, 0.1, None),  # 0.3 + 0.125 · 2.4: rounded down to a multiple of 0.05
+        (0.539, Duty.PNC, 0.0, 1.0),  # a tenth would take 0.54 s, λ = 0.5 takes 0.6 s, λ = 1 takes 0.4 s
+        (0.35, Duty.ST, 0.0, None),
+        (0.29, Duty.NONE, 0.0, None),
+    ],
+)
+def test_the_most_robust_duty_that_fits(deadline: float, duty: Duty, share: float, lam: float | None) -> None:
+    strong = device("strong", speed=1e9)  # so that there is somebody to receive BN_a from
+    found = plan([device(), strong], WORKLOAD, deadline).assignments[0]
+    assert (found.duty, found.at_share, found.lam) == (duty, pytest.approx(share), lam)
+
+
+def test_memory_limits_the_duty() -> None:
+    strong = device("strong", speed=1e9)
+    found = plan([device(memory=500.0), strong], WORKLOAD, 100).assignments[0]
+    assert (found.duty, found.lam) == (Duty.PNC, 1.0)  # one branch at a time: 480 bytes
+
+
+def test_without_a_donor_nobody_calibrates() -> None:
+    found = plan([device()], replace(WORKLOAD, attack_steps=100), 0.62)
+    assert found.assignments[0].duty is Duty.ST
+    assert not found.feasible
+    assert "no robustness to propagate" in found.problems[0]
+    assert "a could at a deadline of 3.33 s" in found.problems[0]  # 0.9 · 0.3 + 0.1 · (101 · 3 + 3) / 10
+
+
+def test_domains_without_at_are_named() -> None:
+    found = plan([device("x", "rich", 1e9), device("y", "poor")], WORKLOAD, 0.5)
+    assert found.coverage == {"rich": 1.0, "poor": 0.0}
+    assert found.feasible
+    assert "'poor' has no device" in found.problems[0]
+    assert "y could at a deadline of 0.54 s" in found.problems[0]
+
+
+def test_coverage_counts_images() -> None:
+    """300 images of which all, and 100 of which half, are trained adversarially: 350 of 400."""
+    found = plan([device("big", speed=1e9, samples=300), device("small")], WORKLOAD, 1.5)
+    assert found.coverage == {"d": pytest.approx(350 / 400)}
+
+
+def test_devices_that_cannot_take_part_are_explained() -> None:
+    slow = plan([device("slow"), device("fast", speed=1e9)], WORKLOAD, 0.15)
+    assert not slow.feasible
+    assert "slow needs 0.3 s even for standard training" in slow.problems[0]
+    assert "at most 50 samples" in slow.problems[0]
+    small = plan([device("small", memory=450.0), device("fast", speed=1e9)], WORKLOAD, 10)
+    assert "lower train.batch_size to 5" in small.problems[0]  # (450 − 400) / 10
+
+
+def test_measured_rounds_correct_the_plan() -> None:
+    """Predicted 2.7 s, measured 10.8 s: four times slower. With trust 1/2 the correction is 2, so AT no longer fits."""
+    fleet_devices = [device(), device("strong", speed=1e9)]
+    before = plan(fleet_devices, WORKLOAD, 3.0)
+    assert before.assignments[0].duty is Duty.AT
+    after = observe(fleet_devices, before, {"a": 10.8})
+    assert [d.correction for d in after] == [pytest.approx(2), 1]
+    again = plan(after, WORKLOAD, 3.0).assignments[0]
+    assert (again.duty, again.at_share) == (Duty.PART_AT, pytest.approx(0.5))  # 0.6 + 0.5 · 4.8 = 3.0
+
+
+@given(
+    speeds=st.lists(st.floats(1e4, 1e9), min_size=1, max_size=5),
+    deadline=st.floats(0.01, 100),
+    memory=st.one_of(st.none(), st.floats(100, 1000)),
+)
+def test_what_is_planned_fits(speeds: list[float], deadline: float, memory: float | None) -> None:
+    devices = [device(str(i), speed=speed, memory=memory) for i, speed in enumerate(speeds)]
+    found = plan(devices, WORKLOAD, deadline)
+    for a in found.assignments:
+        if a.duty is not Duty.NONE:
+            assert a.seconds <= deadline * (1 + 1e-8)
+            assert memory is None or a.memory_bytes <= memory
+    longer = plan(devices, WORKLOAD, 2 * deadline)
+    assert all(longer.coverage[domain] >= share - 1e-9 for domain, share in found.coverage.items())
+
+
+def test_wrong_requests() -> None:
+    with pytest.raises(ValueError, match="got 0 devices"):
+        plan([], WORKLOAD, 1)
+    with pytest.raises(ValueError, match="above 0"):
+        Speed(0, 1, 1)
+
+
+FLEET = """
+deadline = 2
+[model]
+width = 0.0625
+[[device]]
+id = "pen"
+count = 2
+domain = "pen"
+samples = 10
+probe = "box.json"
+[[device]]
+id = "toy"
+domain = "plain"
+samples = 1000
+macs_per_second = 1e6
+memory = "64 MB"
+bandwidth = "8 Mbit/s"
+"""
+
+
+@pytest.fixture
+def fleet_file(tmp_path: Path) -> Path:
+    speed = {"forward": 1e10, "backward": 1e10, "attack": 2e10}
+    (tmp_path / "box.json").write_text(json.dumps({"speed": speed, "memory": 1e9, "bandwidth": None}))
+    path = tmp_path / "fleet.toml"
+    path.write_text(FLEET)
+    return path
+
+
+def test_a_fleet_file(fleet_file: Path) -> None:
+    found = fleet.read(fleet_file)
+    assert [d.id for d in found.devices] == ["pen-0", "pen-1", "toy"]
+    assert found.devices[0].speed == Speed(1e10, 1e10, 2e10)
+    assert found.devices[0].memory == 1e9
+    assert found.devices[2] == Device("toy", "plain", 1000, Speed(1e6, 1e6, 1e6), 64e6, 1e6)
+    assert found.experiment.model.width == 1 / 16
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("deadline = 2", "", "deadline: Field required"),
+        ("macs_per_second = 1e6", "", "either macs_per_second or probe"),
+        ('"64 MB"', '"64 megs"', "such as 512 MB"),
+        ('id = "toy"', 'id = "pen-1"', "'pen-1' twice"),
+        ("box.json", "gone.json", "fedrbn probe --json"),
+        ("width = 0.0625", "widht = 1", "did you mean 'width'"),
+    ],
+)
+def test_mistakes_in_a_fleet_file(fleet_file: Path, old: str, new: str, message: str) -> None:
+    fleet_file.write_text(FLEET.replace(old, new))
+    with pytest.raises(ConfigError, match=message):
+        fleet.read(fleet_file)
+
+
+def test_the_command_explains_an_infeasible_fleet(fleet_file: Path) -> None:
+    result = CliRunner().invoke(app, ["plan", str(fleet_file)])
+    assert result.exit_code == 1
+    assert "toy needs" in result.output
+    assert "even for standard training" in result.output
+    again = CliRunner().invoke(app, ["plan", str(fleet_file), "--deadline", "1e6", "--json"])
+    assert again.exit_code == 0, again.output
+    assert {d["duty"] for d in json.loads(again.output)["devices"].values()} == {"AT"}
+
+
+def test_measured_rounds_of_a_run(fleet_file: Path, trained: Path) -> None:
+    """The clients of the run that are devices of the fleet: pen-0 does AT and pen-1 PNC, from the second round on."""
+    result = CliRunner().invoke(app, ["plan", str(fleet_file), "--measured", str(trained), "--json"])
+    checks = json.loads(result.output)["checks"]
+    rounds = [json.loads(line) for line in (trained / "rounds.jsonl").read_text().splitlines()]
+    times = sorted(record["clients"]["pen-1"]["seconds"] for record in rounds[1:])
+    assert {name: c["duty"] for name, c in checks.items()} == {"pen-0": "AT", "pen-1": "PNC"}
+    assert checks["pen-1"]["measured"] == times[1]  # the median of three
+    assert checks["pen-1"]["ratio"] == pytest.approx(times[1] / checks["pen-1"]["predicted"])
+    with pytest.raises(ConfigError, match="Name the devices like the clients"):
+        fleet.check((device("stranger"),), WORKLOAD, fleet.measured_seconds(trained))
+
+
+def test_only_full_at_becomes_a_setting() -> None:
+    """At 1.5 s the strong device does AT, the other half of it, which a run cannot be told."""
+    found = plan([device(), device("strong", speed=1e9)], WORKLOAD, 1.5)
+    assert fleet.settings(found) == ["--set", 'federation.at=["strong"]']
+    assert fleet.settings(plan([device()], WORKLOAD, 1.5)) == []
+
+
+def test_assignment_time_is_the_sum() -> None:
+    found = Assignment("a", "d", Duty.ST, 0.0, None, 2.0, 0.5, 1, 1)
+    assert found.seconds == 2.5
