@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,6 @@ import pytest
 
 from fedrbn import config, runs
 from fedrbn.config import Experiment
-
-with warnings.catch_warnings():
-    # typer 0.20 imports names that click 8.5 deprecates. That is theirs to mend; our own warnings stay errors.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import typer  # noqa: F401
 
 TINY: dict[str, dict[str, Any]] = {
     "federation": {"users_per_domain": 2, "at": 0.5, "fraction": 0.03, "test_samples": 8},

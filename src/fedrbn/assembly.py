@@ -44,6 +44,11 @@ class Assembly:
         return nullcontext(serial(site)) if self.workers == 1 else processes(site, self.workers)
 
 
+def resolved(experiment: Experiment) -> Experiment:
+    """The experiment with the method's own values where its config left them open; equal runs have equal keys."""
+    return _resolved(experiment, configure(experiment.method, from_config(experiment.attack)))
+
+
 def assemble(experiment: Experiment) -> Assembly:
     """Load the data, divide it among clients, build attack, method and network; wrong requests fail here."""
     attack = from_config(experiment.attack)

@@ -49,7 +49,7 @@ class Trained:
     def dual_client(self, client: str) -> DualNet:
         """The client's network with all its branches: net(x, Branch.NOISED)."""
         if client not in self.clients:
-            raise plugins.unknown("client", client, self.clients)
+            raise plugins.unknown("client", client, self.clients, own=False)
         return self._network(self.state.personal[client])
 
     def newcomer(self, branch: Branch | None = None) -> nn.Module:

@@ -31,9 +31,10 @@ def resolve(name: str) -> object:
     return found
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that is neither a built-in nor `package.module:object`, with the nearest built-in."""
+def unknown(kind: str, name: str, known: Iterable[str], *, own: bool = True) -> ValueError:
+    """The error for an unknown name, with the nearest known one; `own` if `package.module:object` would do as well."""
     names = list(known)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     guess = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return ValueError(f"got {kind} {name!r}; expected one of {', '.join(names)}, or package.module:object.{guess}")
+    also = ", or package.module:object" if own else ""
+    return ValueError(f"got {kind} {name!r}; expected one of {', '.join(names)}{also}.{guess}")

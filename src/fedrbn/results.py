@@ -102,7 +102,7 @@ def summary(
         },
         "domains": domains,
         "mean": mean,
-        "interval": {name: interval(value, counts[name]) for name, value in mean.items()},
+        "interval": {name: list(interval(value, counts[name])) for name, value in mean.items()},
         "samples": {name: counts[name] for name in mean},
         "worst_domain": {
             name: min(value[name] for value in domains.values())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrbn import config
+from fedrbn.assembly import resolved
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, Experiment, MethodConfig
 from fedrbn.federated.methods import METHODS, settings
@@ -38,6 +39,7 @@ def cells(
             raise ConfigError(f"got setting {section}.{key}; expected it as {OWN_OPTIONS[section, key]} of compare.")
     found: dict[tuple[str, str], Cell] = {}
     for method in methods:
+        own = _without_useless(values, method)
         useful = [setting for setting in wanted if _applies(method, setting)]
         swept = [setting for setting in useful if len(setting[2]) > 1]
         for choice in itertools.product(*(choices for _, _, choices in useful)):
@@ -46,7 +48,7 @@ def cells(
             row = " ".join([method, *named])
             for seed in seeds:
                 fixed = [("method", "name", method), ("run", "seed", seed)]
-                experiment = config.make(config.with_settings(values, [*chosen, *fixed]))
+                experiment = resolved(config.make(config.with_settings(own, [*chosen, *fixed])))
                 found.setdefault((row, experiment.key()), Cell(row, experiment))
     return list(found.values())
 
@@ -57,6 +59,14 @@ def complete(cell: Cell, store: Path, watcher: Watcher | None = None) -> dict[st
     if not (path / "config.toml").exists():
         return run(cell.experiment, path, watcher=watcher)
     return resume(path, workers=cell.experiment.run.workers, watcher=watcher)
+
+
+def _without_useless(values: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """The settings of a config file without options that this method does not have."""
+    section = values.get("method", {})
+    if not isinstance(section, Mapping):
+        return dict(values)
+    return {**values, "method": {k: v for k, v in section.items() if _applies(method, ("method", k, [v]))}}
 
 
 def _applies(method: str, setting: Setting) -> bool:

@@ -29,8 +29,8 @@ def evaluation_table(record: Mapping[str, Any]) -> Table:
     table.add_column("domain")
     for name in shown:
         table.add_column(name, justify="right")
-    rows = {record["labels"].get(domain, domain): values for domain, values in record["domains"].items()}
-    for name, values in rows.items():
+    for domain, values in record["domains"].items():
+        name = record["labels"].get(domain, domain)
         table.add_row(name, *(percent(values.get(column)) for column in shown.values()))
     table.add_section()
     table.add_row("mean over users", *(percent(record["mean"].get(column)) for column in shown.values()))
@@ -90,7 +90,8 @@ def significance_table(comparisons: Iterable[Comparison], against: str) -> Table
 def comparison_table(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
     """One row per method or setting: the mean over users, ± over seeds, and SA / RA of each domain."""
     first = next(iter(groups.values()))[0]
-    table = Table(title="Comparison on the same federation", caption=caption(first))
+    seeds = sorted({record["seed"] for records in groups.values() for record in records})
+    table = Table(title="Comparison on the same federation", caption=caption(first, seeds))
     table.add_column("method", no_wrap=True)
     table.add_column("predicts")
     for column in ("SA", "RA", "RA adaptive"):
@@ -116,14 +117,15 @@ def predicts(record: Mapping[str, Any]) -> str:
     return BRANCH.get(record["deployment"], str(record["deployment"]))
 
 
-def caption(record: Mapping[str, Any]) -> str:
-    """What the numbers mean: attack, ε, threat model, what is attacked, seed."""
+def caption(record: Mapping[str, Any], seeds: Sequence[int] = ()) -> str:
+    """What the numbers mean: attack, ε, threat model, what is attacked, seeds."""
+    used = ", ".join(str(seed) for seed in seeds or [record["seed"]])
     eps = record["attacks"][record["attack"]]["eps"]
     radius = "" if eps is None else f", ε = {255 * eps:g}/255"
     return (
         f"SA: accuracy on clean test images. RA: under attack ({record['attack']}{radius}, threat model "
         f"{record['threat']}) on the network that predicts. Adaptive: the worst, per sample, of attacks on that "
-        f"network, on each branch and on their mean loss. In %, averaged over users. Seed {record['seed']}."
+        f"network, on each branch and on their mean loss. In %, averaged over users. Seed {used}."
     )
 
 

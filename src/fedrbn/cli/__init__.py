@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from fedrbn.cli import datasets, evaluating, running
+from fedrbn.cli import datasets, evaluating, planning, running, settings, shipping
 
 app = typer.Typer(
     name="fedrbn",
@@ -16,7 +16,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (running.run, evaluating.evaluate, running.compare):
+for command in (
+    running.run,
+    evaluating.evaluate,
+    running.compare,
+    settings.settings,
+    shipping.export,
+    shipping.predict,
+    shipping.onboard,
+    planning.probe,
+    planning.plan,
+):
     app.command()(command)
 app.add_typer(datasets.app, name="data")
 

@@ -12,7 +12,9 @@ from fedrbn.cli.output import console, listed, print_json, say, show, watching
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file of settings; what it leaves out has defaults.")]
 DataName = Annotated[
     str | None,
-    typer.Option("--data", help="digits-mini, digits, office-caltech10, domainnet, a folder, or package.module:object."),
+    typer.Option(
+        "--data", help="digits-mini, digits, office-caltech10, domainnet, a folder, or package.module:object."
+    ),
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds (train.rounds).")]
 Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes; 1 trains in this process.")]
@@ -41,6 +43,7 @@ def run(
 ) -> None:
     """Train one method on one federation, choose the best round on validation data, evaluate every client."""
     from fedrbn import config, runs
+    from fedrbn.assembly import resolved
     from fedrbn.config import ConfigError
 
     if resume is not None:
@@ -60,9 +63,9 @@ def run(
         raise ConfigError(f"got several values for {swept}; expected one. To sweep over them use fedrbn compare.")
     values = config.with_settings(
         config.read(config_file) if config_file else {},
-        [*given(named), *((section, key, chosen[0]) for section, key, chosen in fixed)],
+        [*((section, key, chosen[0]) for section, key, chosen in fixed), *given(named)],
     )
-    experiment = config.make(values)
+    experiment = resolved(config.make(values))
     directory = out or Path(experiment.run.out or f"runs/{as_folder(experiment.method.name)}-{experiment.key()}")
     with watching(experiment.method.name, quiet) as watcher:
         record = runs.run(experiment, directory, force=force, watcher=watcher)

@@ -35,13 +35,13 @@ def markdown_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Written by `fedrbn settings --markdown`. A run's settings come from a TOML file, from `--set section.key=value`,",
-        "or both; what is left out has the default below, which is the paper's where the paper states one. “–” means:",
-        "the data set's or the method's own. A run directory's `config.toml` holds the resolved settings of that run.",
+        "Written by `fedrbn settings --markdown`. Settings come from a TOML file, from `--set section.key=value`, or",
+        "both; what is left out has the default below, which is the paper's where the paper states one. “–” means: the",
+        "data set's or the method's own. A run directory's `config.toml` holds the resolved settings of that run.",
         "",
     ]
     for section, field in Experiment.model_fields.items():
-        about = (field.annotation.__doc__ or "").strip().split("\n")[0]  # type: ignore[union-attr]
+        about = (field.annotation.__doc__ or "").strip().split("\n")[0]
         lines += [f"## [{section}]", "", about, "", "| key | default | meaning |", "|---|---|---|"]
         rows = [row for row in reference() if row[0] == section]
         lines += [

@@ -99,7 +99,7 @@ def _shape(samples: Samples) -> tuple[int, int, int]:
 def _known(names: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:
     for name in names:
         if name not in known:
-            raise plugins.unknown("domain", name, known)
+            raise plugins.unknown("domain", name, known, own=False)
     return names
 
 
@@ -150,6 +150,12 @@ class Federation:
         ids = [client.id for client in self.clients]
         if not ids or len(set(ids)) < len(ids):
             raise ValueError(f"got clients {ids} in a federation; expected at least one, each with an id of its own.")
+        for name in ids:
+            if not name or name.startswith(".") or any(mark in name for mark in "/\\\0"):
+                raise ValueError(
+                    f"got client id {name!r}; expected a plain name, which can be part of a file's name: not empty, no "
+                    "dot in front, no slash. Rename the client or its domain."
+                )
         domains = dict.fromkeys(client.domain for client in self.clients)
         if set(domains) != set(self.domains) or not set(domains) <= set(self.labels):
             raise ValueError(
