@@ -72,9 +72,9 @@ def test_a_detector_is_attacked_through_its_choice(run: Path) -> None:
 def test_requirements_set_the_exit_code(run: Path) -> None:
     assert evaluate(str(run), "--no-checks", "--require", "sa>=0", "--require", "worst_domain_ra>=0")[0] == 0
     assert evaluate(str(run), "--no-checks", "--require", "ra>=0.99")[0] == 1
-    with pytest.raises(ValueError, match="expected a column of this evaluation: .*sa"):
+    with pytest.raises(ValueError, match=r"expected a column of this evaluation: .*sa"):
         evaluate(str(run), "--no-checks", "--require", "precision>=0.5")
-    with pytest.raises(ValueError, match="such as 'ra>=0.40'"):
+    with pytest.raises(ValueError, match=r"such as 'ra>=0\.40'"):
         evaluate(str(run), "--require", "ra is good")
 
 

@@ -30,7 +30,8 @@ EPSILONS = (2, 4, 8, 12, 16)
 def curves(path: Path) -> tuple[dict[str, list[float]], float]:
     """Mean robust accuracy over clients for each adversary and ε, and the clean accuracy."""
     trained, assembly = fedrbn.load(path), assemble(RunDirectory.open(path).experiment())
-    found: dict[str, list[float]] = {"through the other branch": [], "through the branch that predicts": [], "adaptive": []}
+    names = ("through the other branch", "through the branch that predicts", "adaptive")
+    found: dict[str, list[float]] = {name: [] for name in names}
     clean: list[float] = []
     for eps in EPSILONS:
         attack = Untargeted(PGD(eps=eps / 255, steps=20, step_size=eps / 255 / 4))
@@ -58,11 +59,12 @@ def main() -> None:
     found, clean = curves(Path(sys.argv[1]))
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    for (name, values), style in zip(found.items(), ("C3--o", "C0-o", "k-s"), strict=True):
-        axes.plot([0, *EPSILONS], [100 * v for v in (clean, *values)], style, label=name, markersize=4)
+    for (name, values), style in zip(found.items(), (("C3--o", 1.5), ("C0-", 6), ("k-", 1.5)), strict=True):
+        line, width = style
+        axes.plot([0, *EPSILONS], [100 * v for v in (clean, *values)], line, linewidth=width, label=name, markersize=4)
         print(name, [f"{v:.1%}" for v in (clean, *values)])
     axes.axhline(10, color="grey", linewidth=0.8, linestyle=":")
-    axes.text(16, 11, "chance", color="grey", ha="right", fontsize=8)
+    axes.text(0, 5, "chance", color="grey", fontsize=8)
     axes.set(xlabel="ε in 1/255 of the pixel range", ylabel="accuracy in %, mean over clients", ylim=(0, 100))
     axes.legend(title="PGD-20, network predicts with BN_a; attack goes", frameon=False, fontsize=9, title_fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
