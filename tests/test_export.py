@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import fedrbn
 from fedrbn import shipped
 from fedrbn.cli import app
-from fedrbn.export import Exported, export_client, export_network
+from fedrbn.export import Exported, export_client, export_network, measured
 from fedrbn.shipped import Card, ModelFileError, predict, read
 from fedrbn.storage import RunDirectory
 from fedrbn.types import Branch
@@ -67,6 +67,26 @@ def test_sizes_and_times_are_measured(files: dict[str, Exported]) -> None:
         assert exported.milliseconds_before > 0
         assert exported.milliseconds_after > 0
         assert 0 <= exported.deviation < 1e-4
+
+
+def test_a_quick_look_does_not_replace_the_measurement(tmp_path: Path) -> None:
+    """The run's own attack first, then most images, then the newest; the sa of each record says which it is."""
+    directory = RunDirectory(tmp_path)
+
+    def add(sa: float, own: bool, images: int) -> None:
+        attacks = {"pgd-7": {"eps": 0.03, "in_config": own}}
+        row = {"sa@noised": sa, "ra@noised": 0.0}
+        record = {"part": "test", "attack": "pgd-7", "threat": "pixel", "attacks": attacks, "users": {"a": row}}
+        directory.append("evaluations.jsonl", {**record, "samples": {"sa@noised": images}})
+
+    assert measured(directory, "a", Branch.NOISED) == {}
+    for sa, own, images, chosen in [(0.1, False, 900, 0.1), (0.2, True, 500, 0.2), (0.3, True, 20, 0.2)]:
+        add(sa, own, images)
+        assert measured(directory, "a", Branch.NOISED)["sa"] == chosen
+    add(0.4, False, 999)
+    assert measured(directory, "a", Branch.NOISED)["sa"] == 0.2
+    add(0.5, True, 500)
+    assert measured(directory, "a", Branch.NOISED)["sa"] == 0.5
 
 
 def test_a_branch_can_be_chosen(trained: Path, tmp_path: Path) -> None:

@@ -121,13 +121,16 @@ def main_label(experiment: Experiment) -> str:
 
 
 def facts(assembly: Assembly) -> dict[str, Any]:
-    """What every record says of its origin: method, threat model, seed, versions."""
+    """What every record says of its origin: method and its branch, attack, ε and threat model, seed, versions."""
     experiment = assembly.experiment
     return {
         "key": experiment.key(),
         "method": assembly.plan.method.name,
         "data": experiment.data.name,
+        "attack": main_label(experiment),
+        "eps": epsilon(assembly.adversary),
         "threat": experiment.attack.threat,
+        "predict": assembly.plan.method.predict.value,
         "seed": experiment.run.seed,
         "versions": {name: version(name) for name in ("fedrbn", "torch", "numpy")}
         | {"python": platform.python_version()},

@@ -79,15 +79,21 @@ def predicting_branch(trained: Trained, client: str) -> Branch:
 
 
 def measured(directory: RunDirectory, client: str, branch: Branch) -> dict[str, Any]:
-    """SA, RA and the attack of the last evaluation that has them for this client and branch."""
-    for record in reversed(directory.records("evaluations.jsonl")):
+    """SA, RA and the attack they were measured with, for this client and branch; empty if there are none.
+
+    Of several evaluations the one with the run's own attack counts, then the one on most images, then the newest: a
+    quick look at a few images must not replace the run's own measurement.
+    """
+    found: list[tuple[bool, int, dict[str, Any]]] = []
+    for record in directory.records("evaluations.jsonl"):
         row = record.get("users", {}).get(client, {})
         sa, ra = row.get(f"sa@{branch.value}"), row.get(f"ra@{branch.value}")
         if record.get("part") == "test" and sa is not None and ra is not None:
             name = record["attack"]
             attack = {"name": name, "threat": record["threat"], **record["attacks"][name]}
-            return {"sa": sa, "ra": ra, "attack": attack}
-    return {}
+            images = record["samples"].get(f"sa@{branch.value}", 0)
+            found.append((bool(attack.get("in_config")), images, {"sa": sa, "ra": ra, "attack": attack}))
+    return max(reversed(found), key=lambda item: item[:2])[2] if found else {}
 
 
 def describe(trained: Trained, branch: Branch, **facts: Any) -> Card:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import Experiment
 from fedrbn.evaluation import Accuracy, deployment_name
-from fedrbn.examination import Examination, ask_all, examine, main_label
+from fedrbn.examination import Examination, ask_all, examine, facts, main_label
 from fedrbn.federated.server import federate, initial_state
 from fedrbn.results import validation_summary
 from fedrbn.storage import Best, RunDirectory, StorageError
@@ -94,10 +94,10 @@ def _train(assembly: Assembly, directory: RunDirectory, execute: Execute, watche
     best = checkpoint.best if checkpoint else None
     if watcher:
         watcher.training(assembly, state.round)
-    started = time.perf_counter()
+    origin, started = facts(assembly), time.perf_counter()
     for current, report in federate(state, assembly.plan, execute):
         state = current
-        record: dict[str, Any] = {"round": state.round, "lr": report.lr, "clients": report.clients}
+        record: dict[str, Any] = {**origin, "round": state.round, "lr": report.lr, "clients": report.clients}
         if _validation_due(assembly.experiment, state.round):
             record["validation"] = _validate(assembly, state, execute)
             score = record["validation"]["score"]

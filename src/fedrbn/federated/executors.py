@@ -43,7 +43,9 @@ def perform(site: Site, round_: Round, job: Job) -> Result:
             if isinstance(job, Train):
                 return local_update(site.net, site.clients[job.client], round_, job)
             return _evaluate(site, round_, job)
-        except (ArithmeticError, RuntimeError, ValueError, KeyError) as error:
+        except (
+            Exception
+        ) as error:  # whatever goes wrong at a client, a plug-in's bug included, is for the server to judge
             return Failure(job.client, round_.number, f"{type(error).__name__}: {error}")
 
 
