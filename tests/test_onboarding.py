@@ -27,7 +27,6 @@ from fedrbn.onboarding import (
     compare,
     measure_clean_statistics,
     onboard,
-    unadapted,
 )
 from fedrbn.types import Branch
 
@@ -90,12 +89,12 @@ def test_the_shared_weights_stay(federation: Trained, digits: DataSet) -> None:
     assert all(torch.equal(values[name], value) for name, value in federation.state.shared.items())
 
 
-def test_unadapted_averages_bn_a_over_at_users_only(federation: Trained) -> None:
+def test_average_takes_bn_a_over_at_users_only(federation: Trained) -> None:
     """All users have as much data here, so the mean over AT users is the plain mean."""
     at = federation.plan.donors(federation.state)
     name = next(names.mean for names in federation.plan.names.batch_norms if names.branch is Branch.NOISED)
     expected = torch.stack([federation.state.personal[client][name] for client in at]).mean(0)
-    torch.testing.assert_close(tensors(unadapted(federation))[name], expected)
+    torch.testing.assert_close(tensors(federation.average())[name], expected)
 
 
 def test_calibration_moves_weights_but_not_the_noised_branch(federation: Trained, digits: DataSet) -> None:

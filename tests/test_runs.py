@@ -349,9 +349,11 @@ def test_a_newcomer_gets_the_shared_weights_with_everybodys_mean_batch_norm(tiny
         logits = loaded.newcomer()(PIXELS)
     assert logits.shape == (5, 10)
     assert torch.isfinite(logits).all()
-    weights = torch.tensor(counts, dtype=torch.float64)[:, None] / sum(counts)
-    for branch in Branch:
-        own = [loaded.state.personal[m.id][f"network.bn1.{branch.value}.running_mean"] for m in loaded.plan.members]
+    for branch in Branch:  # BN_a belongs to AT users
+        members = [m for m in loaded.plan.members if branch is Branch.CLEAN or m.role is Role.AT]
+        weights = torch.tensor([m.samples for m in members], dtype=torch.float64)[:, None]
+        weights = weights / weights.sum()
+        own = [loaded.state.personal[m.id][f"network.bn1.{branch.value}.running_mean"] for m in members]
         found = dict(loaded.newcomer(branch).named_buffers())["bn1.running_mean"]
         expected = (weights * torch.stack(own)).sum(0)
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)

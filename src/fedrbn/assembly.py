@@ -6,9 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
-from fedrbn import data, nets, plugins
+from torch import nn
+
+from fedrbn import nets, plugins
 from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
-from fedrbn.config import ConfigError, DataConfig, Experiment, MethodConfig
+from fedrbn.config import ConfigError, DataConfig, Experiment, MethodConfig, ModelConfig
+from fedrbn.data import load
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import DataSet, Federation
 from fedrbn.federated.aggregation import Aggregate, layout, mean
@@ -49,21 +52,24 @@ def resolved(experiment: Experiment) -> Experiment:
     return _resolved(experiment, configure(experiment.method, from_config(experiment.attack)))
 
 
-def assemble(experiment: Experiment) -> Assembly:
-    """Load the data, divide it among clients, build attack, method and network; wrong requests fail here."""
+def assemble(
+    experiment: Experiment, network: nn.Module | None = None, data: DataSet | Federation | None = None
+) -> Assembly:
+    """Load the data, divide it among clients, build attack, method and network; wrong requests fail here.
+
+    `network` and `data` are used as they are, instead of what the experiment names, if they are given.
+    """
+    if network is not None:
+        experiment = experiment.model_copy(update={"model": ModelConfig(name=plugins.GIVEN)})
+    if data is not None:
+        experiment = experiment.model_copy(update={"data": DataConfig(name=plugins.GIVEN)})
     attack = from_config(experiment.attack)
     method = configure(experiment.method, attack)
     aggregate = _aggregation(experiment.train.aggregation)
     device = pick_device(experiment.run.device)
-    federation = build_federation(load_data(experiment.data), experiment.federation, experiment.run.seed)
-    built = nets.build(
-        experiment.model.name,
-        len(federation.classes),
-        experiment.model.width,
-        federation.image_shape,
-        experiment.run.seed,
-    )
-    net = method.network(built).to(device)
+    source = load_data(experiment.data) if data is None else data
+    federation = build_federation(source, experiment.federation, experiment.run.seed)
+    net = build_network(experiment, method, len(federation.classes), federation.image_shape, network).to(device)
     members = tuple(Member(c.id, c.domain, c.role, len(c.train)) for c in federation.clients)
     return Assembly(
         experiment=_resolved(experiment, method),
@@ -84,9 +90,23 @@ def assemble(experiment: Experiment) -> Assembly:
     )
 
 
+def build_network(
+    experiment: Experiment,
+    method: Method,
+    classes: int,
+    image_shape: tuple[int, int, int],
+    network: nn.Module | None = None,
+) -> DualNet:
+    """The network that the experiment names, or the one given, as the method trains it."""
+    if network is None:
+        model = experiment.model
+        network = nets.build(model.name, classes, model.width, image_shape, experiment.run.seed)
+    return method.network(network)
+
+
 def load_data(config: DataConfig) -> DataSet | Federation:
     """The data that a config names, with the domains it names."""
-    loaded = data.load(config.name, config.image_size)
+    loaded = load(config.name, config.image_size)
     return loaded if config.domains is None else loaded.only(config.domains)
 
 

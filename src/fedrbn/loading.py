@@ -8,7 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
-from fedrbn import nets, plugins
+from fedrbn import plugins
+from fedrbn.assembly import build_network
 from fedrbn.attacks import from_config
 from fedrbn.config import Experiment
 from fedrbn.federated.aggregation import Contribution, layout, mean
@@ -17,7 +18,7 @@ from fedrbn.federated.server import Plan
 from fedrbn.nets.dual_bn import DualNet, plain
 from fedrbn.nets.dual_bn import load as load_tensors
 from fedrbn.storage import RunDirectory, StorageError
-from fedrbn.types import Branch, ServerState, Tensors
+from fedrbn.types import Branch, Member, Role, ServerState, Tensors
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,23 @@ class Trained:
             raise plugins.unknown("client", client, self.clients, own=False)
         return self._network(self.state.personal[client])
 
-    def newcomer(self, branch: Branch | None = None) -> nn.Module:
-        """An ordinary network for somebody who never took part: the shared weights with everybody's mean batch norm."""
+    def average(self) -> DualNet:
+        """The shared weights with everybody's mean batch norm, BN_a over the AT users: where somebody new starts."""
         reported = [member for member in self.plan.members if member.id in self.state.reported]
-        own = self.state.personal
+        own, noised = self.state.personal, self.plan.names.noised
         floats = {name: value for name, value in own[reported[0].id].items() if value.is_floating_point()}
-        everybody = (
-            Contribution(member.id, {name: own[member.id][name] for name in floats}, member.samples)
-            for member in reported
-        )
-        predicts = {self.plan.predicting_branch(self.state, member) for member in reported}
+
+        def contribution(member: Member) -> Contribution:
+            kept = {name: own[member.id][name] for name in floats if member.role is Role.AT or name not in noised}
+            return Contribution(member.id, kept, member.samples)
+
+        return self._network(mean(floats, (contribution(member) for member in reported)))
+
+    def newcomer(self, branch: Branch | None = None) -> nn.Module:
+        """`average` as an ordinary network, for somebody who never took part; `fedrbn onboard` fits one better."""
+        predicts = {self.plan.predicting_branch(self.state, member) for member in self.plan.members}
         usual = self.plan.method.predict if self.plan.method.predict in predicts else Branch.CLEAN
-        return plain(self._network(mean(floats, everybody)), branch or usual)
+        return plain(self.average(), branch or usual)
 
     def _network(self, personal: Tensors) -> DualNet:
         net = copy.deepcopy(self.net)
@@ -72,8 +78,11 @@ class Trained:
         return net.eval()
 
 
-def load(path: str | Path) -> Trained:
-    """Open a run directory that has been trained: `load("runs/demo").client("plain-0")(pixels)`."""
+def load(path: str | Path, network: nn.Module | None = None) -> Trained:
+    """Open a run directory that has been trained: `load("runs/demo").client("plain-0")(pixels)`.
+
+    `network` is needed for a run that was given its network as an object.
+    """
     directory = RunDirectory.open(Path(path))
     experiment = directory.experiment()
     chosen = directory.checkpoint("best") or directory.checkpoint("last")
@@ -84,9 +93,7 @@ def load(path: str | Path) -> Trained:
     if missing:
         raise StorageError(f"got a checkpoint without client {missing[0]!r}; expected all {len(members)} clients.")
     method = configure(experiment.method, from_config(experiment.attack))
-    net = method.network(
-        nets.build(experiment.model.name, len(classes), experiment.model.width, image_shape, experiment.run.seed)
-    )
+    net = build_network(experiment, method, len(classes), image_shape, network)
     plan = Plan(members, method, layout(net, method.local), experiment.train, experiment.run.seed)
     trained = Trained(experiment, classes, image_shape, plan, chosen.state, net)
     trained.dual_client(members[0].id)  # a checkpoint of another network is refused here, not at the first use

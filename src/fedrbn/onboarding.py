@@ -24,14 +24,15 @@ from torch import Tensor
 from fedrbn.attacks import Untargeted, from_config
 from fedrbn.data.samples import Samples
 from fedrbn.evaluation import Accuracy
-from fedrbn.federated.aggregation import Contribution, Local, layout, mean
-from fedrbn.federated.client import batches, sgd
+from fedrbn.federated.aggregation import Local, layout
+from fedrbn.federated.client import batches, pixels
 from fedrbn.federated.objectives import evaluating
 from fedrbn.federated.propagation import propagate
+from fedrbn.federated.training import Sgd
 from fedrbn.loading import Trained
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, load, tensors
 from fedrbn.randomness import generator
-from fedrbn.types import Branch, Role, Stats
+from fedrbn.types import Branch, Stats
 
 NEWCOMER = "newcomer"
 BATCHES, BATCH = 8, 64
@@ -68,7 +69,7 @@ class Score:
 def onboard(trained: Trained, images: Tensor, *, batches_seen: int = BATCHES) -> Newcomer:
     """A network for a newcomer from some of its images, uint8 and unlabelled; at most `batches_seen` batches of 64."""
     _check(trained, images)
-    net = unadapted(trained)
+    net = trained.average()
     seen = images[: batches_seen * BATCH]
     measure_clean_statistics(net, seen)
     method, plan = trained.plan.method, trained.plan
@@ -81,24 +82,6 @@ def onboard(trained: Trained, images: Tensor, *, batches_seen: int = BATCHES) ->
     load(net, propagate(personal, [NEWCOMER], donors, names.batch_norms, method.propagation)[NEWCOMER])
     alpha = method.propagation.weights(personal, [NEWCOMER], donors, names.batch_norms)[0]
     return Newcomer(net, method.predict, dict(zip(donors, alpha.tolist(), strict=True)), len(seen))
-
-
-def unadapted(trained: Trained) -> DualNet:
-    """The federation's weights with everybody's mean batch norm: where a newcomer starts."""
-    reported = [member for member in trained.plan.members if member.id in trained.state.reported]
-    own = trained.state.personal
-    floats = {name: value for name, value in own[reported[0].id].items() if value.is_floating_point()}
-    noised = layout(trained.net, trained.plan.method.local).noised
-
-    def contribution(member_id: str, weight: float, at: bool) -> Contribution:
-        kept = {name: own[member_id][name] for name in floats if at or name not in noised}
-        return Contribution(member_id, kept, weight)
-
-    everybody = (contribution(m.id, m.samples, m.role is Role.AT) for m in reported)
-    net = copy.deepcopy(trained.net)
-    load(net, trained.state.shared)
-    load(net, mean(floats, everybody))
-    return net.eval()
 
 
 def measure_clean_statistics(net: DualNet, images: Tensor) -> None:
@@ -128,12 +111,13 @@ def calibrate(trained: Trained, newcomer: Newcomer, labelled: Samples, steps: in
     kept = layout(net, method.local).noised
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(name not in kept)
-    sgd(
+    order = batches(len(labelled), train.batch_size, steps, generator(seed, "onboard", "batches"))
+    Sgd()(
         net.train(),
-        labelled,
+        pixels(labelled, order, next(net.parameters()).device),
         method.calibration,
         lr=train.lr,
-        batches=batches(len(labelled), train.batch_size, steps, generator(seed, "onboard", "batches")),
+        memory={},
         generator=generator(seed, "onboard", "objective"),
     )
     return Newcomer(net.eval(), newcomer.branch, newcomer.donors, newcomer.images)
@@ -147,7 +131,7 @@ def compare(trained: Trained, newcomer: Newcomer, domain: str, test: Samples, se
     """
     same = [member.id for member in trained.plan.members if member.domain == domain]
     nearest = sorted(newcomer.donors, key=lambda donor: -newcomer.donors[donor])[:1]
-    rivals = [("onboarded", newcomer.net, newcomer.branch), ("mean batch norm", unadapted(trained), newcomer.branch)]
+    rivals = [("onboarded", newcomer.net, newcomer.branch), ("mean batch norm", trained.average(), newcomer.branch)]
     for client in same or nearest:
         member = trained.plan.members[trained.clients.index(client)]
         branch = trained.plan.predicting_branch(trained.state, member)

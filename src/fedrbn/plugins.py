@@ -6,6 +6,17 @@ import difflib
 import importlib
 from collections.abc import Iterable
 
+GIVEN = "(given in Python)"
+"""The name, in a run's config, of a network or data set that was passed as an object and has no name."""
+
+
+def given_again(kind: str) -> ValueError:
+    """The error for a run whose network or data were passed as an object and are missing now."""
+    return ValueError(
+        f"got a run whose {kind} was given in Python as an object; expected that object again. Pass {kind}=… to "
+        "resume, evaluate or load, or name it in the config as package.module:object."
+    )
+
 
 def is_reference(name: str) -> bool:
     """Whether a name refers to an importable object rather than to a built-in."""

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import nn
+
 from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import Experiment
+from fedrbn.data.samples import DataSet, Federation
 from fedrbn.evaluation import Accuracy, deployment_name
 from fedrbn.examination import Examination, ask_all, examine, facts, main_label
 from fedrbn.federated.server import federate, initial_state
@@ -34,16 +37,33 @@ class Watcher(Protocol):
 
 
 def run(
-    experiment: Experiment, path: Path | str, *, force: bool = False, watcher: Watcher | None = None
+    experiment: Experiment,
+    path: Path | str,
+    *,
+    network: nn.Module | None = None,
+    data: DataSet | Federation | None = None,
+    force: bool = False,
+    watcher: Watcher | None = None,
 ) -> dict[str, Any]:
-    """Train and evaluate an experiment in a new run directory; returns the record of the evaluation."""
-    assembly = assemble(experiment)
+    """Train and evaluate an experiment in a new run directory; returns the record of the evaluation.
+
+    `network` and `data`, if given, are used instead of what the experiment names. Then nothing on disk can rebuild
+    them: whoever resumes, evaluates or loads the run passes them again.
+    """
+    assembly = assemble(experiment, network, data)
     directory = RunDirectory.create(Path(path), assembly.experiment, force=force)
     directory.describe(assembly.plan.members, assembly.federation.classes, assembly.federation.image_shape)
     return _finish(assembly, directory, watcher)
 
 
-def resume(path: Path | str, *, workers: int | None = None, watcher: Watcher | None = None) -> dict[str, Any]:
+def resume(
+    path: Path | str,
+    *,
+    network: nn.Module | None = None,
+    data: DataSet | Federation | None = None,
+    workers: int | None = None,
+    watcher: Watcher | None = None,
+) -> dict[str, Any]:
     """Continue an interrupted run from its last checkpoint.
 
     It ends with exactly the weights and metrics of a run that was never interrupted, because all randomness comes
@@ -53,7 +73,7 @@ def resume(path: Path | str, *, workers: int | None = None, watcher: Watcher | N
     finished = directory.records("evaluations.jsonl")
     if finished:
         return finished[0]
-    assembly = assemble(_with_workers(directory.experiment(), workers))
+    assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
     directory.describe(assembly.plan.members, assembly.federation.classes, assembly.federation.image_shape)
     return _finish(assembly, directory, watcher)
 
@@ -62,6 +82,8 @@ def evaluate(
     path: Path | str,
     examination: Examination | None = None,
     *,
+    network: nn.Module | None = None,
+    data: DataSet | Federation | None = None,
     workers: int | None = None,
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
@@ -69,7 +91,7 @@ def evaluate(
     directory = RunDirectory.open(Path(path))
     if not directory.records("evaluations.jsonl"):  # the first record is the one that ends the training
         raise StorageError(f"got run {path}, which is not finished; expected a trained one. Continue it with --resume.")
-    assembly = assemble(_with_workers(directory.experiment(), workers))
+    assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
     chosen = directory.checkpoint("best") or directory.checkpoint("last")
     if chosen is None:
         raise StorageError(f"got run {path} without a checkpoint; expected a trained one. Train it again with --force.")

@@ -75,6 +75,8 @@ def load(name: str, image_size: int | None = None) -> DataSet | Federation:
     """
     from fedrbn import plugins  # noqa: PLC0415  (this function is where the light import ends)
 
+    if name == plugins.GIVEN:
+        raise plugins.given_again("data")
     if name in AVAILABLE:
         return _load_named(name, image_size)
     path = Path(name).expanduser()

@@ -20,7 +20,7 @@ from fedrbn.nets.alexnet import alexnet_bn
 from fedrbn.nets.digits import digits_cnn
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, plain, single
 from fedrbn.nets.resnet import resnet18
-from fedrbn.plugins import is_reference, resolve, unknown
+from fedrbn.plugins import GIVEN, given_again, is_reference, resolve, unknown
 
 __all__ = ["NETWORKS", "Affine", "DualNet", "build", "dual", "plain", "single"]
 
@@ -57,6 +57,8 @@ def _source(name: str) -> nn.Module | Callable[..., object]:
     """The factory or ready network behind a name."""
     if name in NETWORKS:
         return NETWORKS[name]
+    if name == GIVEN:
+        raise given_again("network")
     if not is_reference(name):
         raise unknown("network", name, NETWORKS)
     source = resolve(name)

@@ -14,7 +14,7 @@ the baselines without dual batch norm run through the same training code.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -45,6 +45,7 @@ class _Segment(NamedTuple):
 
 
 _CALL: ContextVar[tuple[_Segment, ...] | None] = ContextVar("fedrbn dual batch-norm call", default=None)
+_HELD: ContextVar[frozenset[DualBatchNorm]] = ContextVar("fedrbn held batch norms", default=frozenset())
 
 
 @contextmanager
@@ -55,6 +56,16 @@ def _call(*segments: _Segment) -> Iterator[None]:
         yield
     finally:
         _CALL.reset(token)
+
+
+@contextmanager
+def holding(layers: Iterable[DualBatchNorm]) -> Iterator[None]:
+    """Within this block these layers are frozen: they use their running statistics, whatever the network call says."""
+    token = _HELD.set(_HELD.get() | frozenset(layers))
+    try:
+        yield
+    finally:
+        _HELD.reset(token)
 
 
 class DualBatchNorm(nn.Module):
@@ -101,6 +112,8 @@ class DualBatchNorm(nn.Module):
         layer, affine = self.branch(branch), self.affine(branch)
         layer._check_input_dim(x)  # type: ignore[no-untyped-call]
         mean, variance, momentum = cast(Tensor, layer.running_mean), cast(Tensor, layer.running_var), layer.momentum
+        if self in _HELD.get():
+            stats = Stats.FROZEN
         if stats is Stats.FROZEN:
             # The gradient needs the values of now. PyTorch keeps only a reference, and does not notice when a BATCH
             # pass through the same branch moves them before `backward`.
