@@ -57,7 +57,7 @@ def test_several_attacks_with_sa_beside_each_ra(run: Path) -> None:
     assert record["mean"]["ra adaptive"] <= record["mean"]["ra"] <= record["mean"]["sa"]
     assert record["worst_domain"]["ra"] == min(domain["ra"] for domain in record["domains"].values())
     stored = RunDirectory.open(run).answers()
-    assert stored["plain-0"]["ra"].double().mean().item() == record["users"]["plain-0"]["ra"]
+    assert stored["plain-0"]["ra[pgd:steps=2]"].double().mean().item() == record["users"]["plain-0"]["ra"]
 
 
 def test_a_detector_is_attacked_through_its_choice(run: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_run_compared_with_itself_does_not_differ(run: Path, trained: Path) ->
     code, output = evaluate(str(run), "--no-checks", "--against", str(trained), "--json")
     assert code == 0
     compared = json.loads(output)["against"]
-    assert {c["column"] for c in compared} >= {"sa", "ra", "ra adaptive"}
+    assert {c["column"] for c in compared} >= {"sa", "ra[pgd-2]", "ra[pgd-2] adaptive"}
     assert all(c["p"] == 1 and c["only_ours"] == c["only_theirs"] == 0 for c in compared)
 
 
@@ -104,3 +104,15 @@ def test_the_check_list_is_shown_and_fails_loudly(run: Path) -> None:
     assert "Can these numbers be trusted?" in output
     assert "FAILED" in output
     assert "threat model authors-release" in " ".join(output.split())
+
+
+def test_different_attacks_are_not_compared(run: Path, trained: Path, tmp_path: Path) -> None:
+    # Asked about another attack, this run has only the clean accuracies in common with the other.
+    code, output = evaluate(str(run), "--attacks", "fgsm-rs", "--no-checks", "--against", str(trained), "--json")
+    assert code == 0
+    assert {c["column"] for c in json.loads(output)["against"]} == {"sa", "sa@clean", "sa@noised"}
+    # The same name with another ε is refused.
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("eps = 0.03137254901960784", "eps = 0.01"))
+    with pytest.raises(ValueError, match="'pgd-2' with other settings"):
+        evaluate(str(run), "--no-checks", "--against", str(trained))

@@ -75,7 +75,7 @@ def examine(
     stored = {
         f"{answer.client}/{column}": right
         for answer in plain
-        for column, right in columns(answer.correct, deployed[answer.client], main).items()
+        for column, right in columns(answer.correct, deployed[answer.client], main="").items()  # every attack by name
     }
     return record, stored
 

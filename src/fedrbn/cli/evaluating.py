@@ -114,7 +114,7 @@ def meets(record: dict[str, Any], condition: Condition) -> bool:
 
 
 def compared(directory: Path, against: Path) -> list[dict[str, Any]]:
-    """The newest evaluations of two runs, compared sample by sample."""
+    """The newest evaluations of two runs, compared sample by sample where they were asked the same."""
     from dataclasses import asdict
 
     from fedrbn.significance import compare
@@ -128,6 +128,13 @@ def compared(directory: Path, against: Path) -> list[dict[str, Any]]:
         raise ValueError(
             f"got {against}, which was tested on other images; expected the same test samples. Compare runs with the "
             "same data, federation settings and seed."
+        )
+    here, there = (record[-1]["attacks"] for record in records)
+    other = {label for label in here.keys() & there.keys() if here[label]["settings"] != there[label]["settings"]}
+    if other:
+        raise ValueError(
+            f"got attack {sorted(other)[0]!r} with other settings in {against}; expected the same attack in both. "
+            "Evaluate that run with the same --attacks first."
         )
     return [asdict(c) for c in compare(ours.answers(), theirs.answers())]
 
