@@ -34,8 +34,9 @@ lint: $(READY) ## Ruff and strict mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY) ## Speed of our training steps against a plain loop, as ratios in one run
+bench: $(READY) ## Speed of training steps and of evaluation against plain loops and libraries, as ratios
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/evaluation.py
 
 clean: ## Remove the environment and caches (runs are kept)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -22,8 +22,9 @@ from fedrbn.attacks import AutoAttack, LogitsAttack, Untargeted
 from fedrbn.attacks.pgd import mia
 from fedrbn.data import load
 from fedrbn.evaluation import Accuracy
-from fedrbn.federated.client import batches, sgd
+from fedrbn.federated.client import batches, pixels
 from fedrbn.federated.objectives import Adversarial
+from fedrbn.federated.training import Sgd
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
 
@@ -35,8 +36,8 @@ def trained() -> tuple[DualNet, Samples]:
     first, second = load("digits-mini").domains[:2]
     net = single(build("digits", 10, 0.25, (3, 28, 28), seed=1)).train()
     random = torch.Generator().manual_seed(1)
-    order = batches(len(first.train), 32, 120, random)
-    sgd(net, first.train, Adversarial(PGD(steps=3, step_size=4 / 255)), lr=0.05, batches=order, generator=random)
+    order = pixels(first.train, batches(len(first.train), 32, 120, random))
+    Sgd()(net, order, Adversarial(PGD(steps=3, step_size=4 / 255)), lr=0.05, memory={}, generator=random)
     images = torch.cat([first.test.images[:150], second.test.images[:100]])
     return net.eval(), Samples(images, torch.cat([first.test.labels[:150], second.test.labels[:100]]))
 

@@ -36,7 +36,13 @@ def test_attacks_are_read_with_their_settings() -> None:
         "mia",
     )
     assert attack_texts("paper") == ("pgd-20", "pgd-100", "mia-20", "mia-100", "aa", "lsa-7")
-    assert attack_texts("corruptions") == ("gaussian-noise", "gaussian-blur", "contrast", "pixelate")
+    assert attack_texts("corruptions")[:4] == (
+        "gaussian-noise:severity=1",
+        "gaussian-noise:severity=3",
+        "gaussian-noise:severity=5",
+        "gaussian-blur:severity=1",
+    )
+    assert len(attack_texts("corruptions")) == 12
     assert attack_texts(None) == ()
 
 

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from torch import nn
 
 from fedrbn import nets, plugins
 from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
-from fedrbn.config import ConfigError, DataConfig, Experiment, MethodConfig, ModelConfig
+from fedrbn.config import ConfigError, DataConfig, Experiment, MethodConfig, ModelConfig, TrainConfig
 from fedrbn.data import load
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import DataSet, Federation
-from fedrbn.federated.aggregation import Aggregate, layout, mean
+from fedrbn.federated.aggregation import Aggregate, Slack, layout, mean
 from fedrbn.federated.executors import Site, processes, serial
-from fedrbn.federated.methods import Method, configure, settings
+from fedrbn.federated.methods import Method
+from fedrbn.federated.options import configure, settings
 from fedrbn.federated.server import Plan
 from fedrbn.hardware import cores, pick_device
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Execute, Member
 
-AGGREGATIONS = {"mean": mean}
+AGGREGATIONS: dict[str, Aggregate] = {"mean": mean, "slack": Slack()}
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,9 @@ class Assembly:
         """The attack of the config, as evaluation calls it."""
         return Untargeted(self.attack)
 
-    def executor(self) -> AbstractContextManager[Execute]:
-        """Where the clients run: this process for one worker, else worker processes."""
-        site = Site({client.id: client for client in self.federation.clients}, self.net)
+    def executor(self, store: Path | None = None) -> AbstractContextManager[Execute]:
+        """Where the clients run: this process for one worker, else worker processes. `store` is for their memory."""
+        site = Site({client.id: client for client in self.federation.clients}, self.net, store)
         return nullcontext(serial(site)) if self.workers == 1 else processes(site, self.workers)
 
 
@@ -65,11 +67,12 @@ def assemble(
         experiment = experiment.model_copy(update={"data": DataConfig(name=plugins.GIVEN)})
     attack = from_config(experiment.attack)
     method = configure(experiment.method, attack)
-    aggregate = _aggregation(experiment.train.aggregation)
+    aggregate = _aggregation(experiment.train)
     device = pick_device(experiment.run.device)
     source = load_data(experiment.data) if data is None else data
     federation = build_federation(source, experiment.federation, experiment.run.seed)
     net = build_network(experiment, method, len(federation.classes), federation.image_shape, network).to(device)
+    method.check(net, federation.image_shape)
     members = tuple(Member(c.id, c.domain, c.role, len(c.train)) for c in federation.clients)
     return Assembly(
         experiment=_resolved(experiment, method),
@@ -116,7 +119,15 @@ def _resolved(experiment: Experiment, method: Method) -> Experiment:
     return experiment.model_copy(update={"method": MethodConfig.model_validate(values)})
 
 
-def _aggregation(name: str) -> Aggregate:
+def _aggregation(train: TrainConfig) -> Aggregate:
+    name = train.aggregation
+    if train.slack is not None:
+        if name != "slack":
+            raise ConfigError(
+                f"got train.slack = {train.slack:g} with train.aggregation = {name!r}, which has no such part; "
+                "expected aggregation = 'slack'. Choose it, or leave slack out."
+            )
+        return Slack(train.slack)
     if name in AGGREGATIONS:
         return AGGREGATIONS[name]
     if not plugins.is_reference(name):

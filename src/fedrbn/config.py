@@ -146,7 +146,9 @@ class TrainConfig(_Section):
     validate_every: int = Field(default=1, ge=1)
     """Rounds between two validations; the last round is always validated."""
     aggregation: str = "mean"
-    """How uploads become the next shared weights: mean (weighted by samples), or `package.module:object`."""
+    """How uploads become the next weights: mean (weighted by samples), slack (SFAT), or package.module:object."""
+    slack: float | None = Field(default=None, ge=0, lt=1)
+    """α of SFAT: AT users with the smaller half of losses weigh 1 + α, the others 1 − α; 1/6 unless given."""
 
 
 class AttackConfig(_Section):
@@ -168,7 +170,8 @@ class MethodConfig(_Section):
     """The federated method and its options; None means the method's own default."""
 
     name: str = "fedrbn"
-    """fedrbn, fatavg, fatprox, fatbn, fatavg+dbn, or package.module:object."""
+    """fedrbn, fedrbn-noprop, fatavg, fatprox, fatbn, fatavg+dbn, fatmeta, fedrob, fatavg-free, fatbn-free, local-at,
+    finetune, or package.module:object."""
     lam: float | None = Field(default=None, ge=0, le=1)
     """λ of Eq. 5, the weight of the calibration loss of ST users."""
     weighting: Literal["cosine", "uniform"] | None = None
@@ -187,6 +190,28 @@ class MethodConfig(_Section):
     """Weight of the proximal term (μ/2)‖w − w_t‖²."""
     predict: Literal["clean", "noised"] | None = None
     """The branch that predicts and is attacked."""
+    at_loss: Literal["ce", "trades", "mart"] | None = None
+    """What AT users minimise: the paper's mean of clean and attacked cross-entropy, TRADES, or MART."""
+    beta: float | None = Field(default=None, ge=0)
+    """Weight of the KL divergence in TRADES and MART; 6 unless given."""
+    at_share: Share | None = None
+    """Fractional AT: the chance of each batch of an AT user to be adversarial; the others are standard training."""
+    logits: Literal["plain", "calibrated"] | None = None
+    """calibrated adds the log of the client's smoothed class prior to the logits in training (CalFAT)."""
+    inner_lr: float | None = Field(default=None, gt=0)
+    """fatmeta: rate of the step that adapts, in training and before evaluation."""
+    meta_lr: float | None = Field(default=None, gt=0)
+    """fatmeta: rate of the meta step, in place of train.lr."""
+    replays: int | None = Field(default=None, ge=1)
+    """Free AT: replays of each batch of an AT user; train.rounds is divided by it."""
+    affine_lr: float | None = Field(default=None, gt=0)
+    """fedrob: step of the affine map Λx + δ."""
+    gamma: float | None = Field(default=None, ge=0)
+    """fedrob: γ, how strongly the affine map is held at the identity."""
+    ft_iterations: int | None = Field(default=None, ge=1)
+    """finetune: steps of each ST user after the AT users have trained."""
+    freeze: int | None = Field(default=None, ge=0)
+    """finetune: the network's first layers that ST users leave as they are, with the batch norm that follows them."""
 
 
 class RunConfig(_Section):
@@ -215,7 +240,8 @@ class Experiment(_Section):
 
     def key(self) -> str:
         """Twelve hex digits that name this experiment's numbers: equal keys, equal results."""
-        content = self.model_dump(mode="json", exclude={"run": {"workers", "out"}})
+        # Settings that are left open do not count, so that a new one does not rename the runs that were made before it.
+        content = self.model_dump(mode="json", exclude={"run": {"workers", "out"}}, exclude_none=True)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_toml(self) -> str:

@@ -22,18 +22,18 @@ def estimate_seconds(assembly: Assembly, finished: int = 0) -> float:
     step = {role: _step_seconds(assembly, role) for role in {member.role for member in assembly.plan.members}}
     image = _forward_seconds(assembly)
     attack = image * (3 * assembly.experiment.attack.steps + 1)
-    train, members = assembly.experiment.train, assembly.plan.members
-    share = (assembly.plan.participants or len(members)) / len(members)
-    fixed = assembly.plan.steps()
-    training = share * sum(
-        step[m.role] * (fixed or train.local_epochs * steps_per_epoch(m.samples, train.batch_size)) for m in members
+    train = assembly.experiment.train
+    training = sum(
+        step[m.role] * (steps or train.local_epochs * steps_per_epoch(m.samples, train.batch_size))
+        for number in range(finished, assembly.plan.rounds)
+        for steps in (assembly.plan.steps(number),)
+        for m in assembly.plan.sample(number)
     )
     clients = assembly.federation.clients
     validation = sum(len(c.validation) * (attack if c.role is Role.AT else image) for c in clients)
     evaluation = sum(len(c.test) for c in clients) * (attack + image) * len(assembly.plan.method.branches)
-    left = train.rounds - finished
-    validations = math.ceil(left / train.validate_every)
-    return (left * training + validations * validation + evaluation) / assembly.workers
+    validations = math.ceil((assembly.plan.rounds - finished) / train.validate_every)
+    return (training + validations * validation + evaluation) / assembly.workers
 
 
 def as_text(seconds: float) -> str:
@@ -46,14 +46,15 @@ def as_text(seconds: float) -> str:
 
 
 def _step_seconds(assembly: Assembly, role: Role) -> float:
-    """One training step of a client of this role, on a copy of the network."""
+    """One training step of a client of this role, on a copy of the network: half of two, because some need pairs."""
     net = copy.deepcopy(assembly.net)
     client = next(c for c in assembly.federation.clients if c.role is role)
     x, y = client.train.pixels(slice(0, assembly.experiment.train.batch_size))
-    objective = assembly.plan.method.objective(role, calibrate=True)
-    random = generator(0, "estimate")
+    method, random = assembly.plan.method, generator(0, "estimate")
     device = next(net.parameters()).device
-    return _shortest(lambda: objective(net, x.to(device), y.to(device), random))
+    two = [(x.to(device), y.to(device))] * 2
+    train, objective = method.training_of(role), method.objective(role, calibrate=True)
+    return _shortest(lambda: train(net, two, objective, lr=1e-9, memory={}, generator=random)) / 2
 
 
 def _forward_seconds(assembly: Assembly) -> float:

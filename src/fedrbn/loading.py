@@ -12,8 +12,10 @@ from fedrbn import plugins
 from fedrbn.assembly import build_network
 from fedrbn.attacks import from_config
 from fedrbn.config import Experiment
+from fedrbn.data.samples import Client
 from fedrbn.federated.aggregation import Contribution, layout, mean
-from fedrbn.federated.methods import configure
+from fedrbn.federated.client import adapt
+from fedrbn.federated.options import configure
 from fedrbn.federated.server import Plan
 from fedrbn.nets.dual_bn import DualNet, plain
 from fedrbn.nets.dual_bn import load as load_tensors
@@ -41,7 +43,8 @@ class Trained:
     def client(self, client: str, branch: Branch | None = None) -> nn.Module:
         """An ordinary network in eval mode, pixels in [0, 1] to logits, for one client.
 
-        Without `branch` it is the one the client predicts with.
+        Without `branch` it is the one the client predicts with. A method that adapts before it is evaluated (fatmeta)
+        needs the client's data for that: see `adapted`.
         """
         net = self.dual_client(client)
         member = self.plan.members[self.clients.index(client)]
@@ -52,6 +55,12 @@ class Trained:
         if client not in self.clients:
             raise plugins.unknown("client", client, self.clients, own=False)
         return self._network(self.state.personal[client])
+
+    def adapted(self, client: Client) -> DualNet:
+        """The client's network as it was evaluated: after one local step on its own data, if the method has that."""
+        net = self.dual_client(client.id)
+        adapt(net, client, self.plan.round(self.state))
+        return net
 
     def average(self) -> DualNet:
         """The shared weights with everybody's mean batch norm, BN_a over the AT users: where somebody new starts."""

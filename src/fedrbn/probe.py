@@ -23,7 +23,7 @@ from fedrbn.attacks import from_config
 from fedrbn.config import Experiment
 from fedrbn.federated.aggregation import layout
 from fedrbn.federated.executors import one_thread
-from fedrbn.federated.methods import configure
+from fedrbn.federated.options import configure
 from fedrbn.nets.dual_bn import DualNet, tensors
 from fedrbn.planner import Duty, Speed, Workload
 from fedrbn.randomness import generator

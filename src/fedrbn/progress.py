@@ -47,7 +47,7 @@ class Display:
         """Say what is about to run and how long it will take."""
         members = assembly.plan.members
         self.roles = {member.id: member.role for member in members}
-        self.rounds, self.finished, self.started = assembly.experiment.train.rounds, finished, time.perf_counter()
+        self.rounds, self.finished, self.started = assembly.plan.rounds, finished, time.perf_counter()
         at = sum(member.role is Role.AT for member in members)
         self.console.print(
             f"{self.title}: {len(members)} clients ({at} AT, {len(members) - at} ST), "

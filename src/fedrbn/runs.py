@@ -11,6 +11,7 @@ from torch import nn
 
 from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import Experiment
+from fedrbn.cost import cost_of
 from fedrbn.data.samples import DataSet, Federation
 from fedrbn.evaluation import Accuracy, deployment_name
 from fedrbn.examination import Examination, ask_all, examine, facts, main_label
@@ -103,7 +104,7 @@ def evaluate(
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
     with directory.locked():
         directory.recover()
-        with assembly.executor() as bare:
+        with assembly.executor(directory.clients) as bare:
             execute = _watched(bare, watcher)
             state = _train(assembly, directory, execute, watcher)
             return _evaluate(assembly, directory, state, execute, None, watcher)
@@ -120,10 +121,11 @@ def _train(assembly: Assembly, directory: RunDirectory, execute: Execute, watche
     for current, report in federate(state, assembly.plan, execute):
         state = current
         record: dict[str, Any] = {**origin, "round": state.round, "lr": report.lr, "clients": report.clients}
-        if _validation_due(assembly.experiment, state.round):
+        if _validation_due(assembly, state.round):
             record["validation"] = _validate(assembly, state, execute)
             score = record["validation"]["score"]
-            if best is None or score is None or score > best.score:
+            better = best is None or score is None or score > best.score
+            if better and assembly.plan.may_choose(state.round):
                 best = Best(state.round, score or 0.0)
                 directory.save("best", state, best)
         record["seconds"] = time.perf_counter() - started
@@ -136,8 +138,8 @@ def _train(assembly: Assembly, directory: RunDirectory, execute: Execute, watche
     return chosen.state if chosen else state
 
 
-def _validation_due(experiment: Experiment, number: int) -> bool:
-    return number % experiment.train.validate_every == 0 or number == experiment.train.rounds
+def _validation_due(assembly: Assembly, number: int) -> bool:
+    return number % assembly.experiment.train.validate_every == 0 or number == assembly.plan.rounds
 
 
 def _validate(assembly: Assembly, state: ServerState, execute: Execute) -> dict[str, float | None]:
@@ -172,6 +174,7 @@ def _evaluate(
     if watcher:
         watcher.evaluating(len(assembly.plan.members))
     record, answers = examine(assembly, state, execute, examination or Examination())
+    record["cost"] = cost_of(assembly)
     number = len(directory.records("evaluations.jsonl"))
     directory.save_tensors(f"answers/{number}.safetensors", answers)
     directory.append("evaluations.jsonl", record)

@@ -6,6 +6,7 @@
     federation.json     the clients, classes and image size, to rebuild networks without the data
     last.safetensors    the server's state after the last finished round
     best.safetensors    the state that validation chose
+    clients/            what each client remembers from round to round, for methods that need it
 
 A file is either whole or absent: writes go to a temporary file that is renamed into place. Nothing is ever unpickled.
 """
@@ -79,7 +80,8 @@ class RunDirectory:
                     "best.safetensors",
                 ):
                     run._file(name).unlink(missing_ok=True)
-                shutil.rmtree(run._file("answers"), ignore_errors=True)
+                for name in ("answers", "clients"):
+                    shutil.rmtree(run._file(name), ignore_errors=True)
         elif path.exists() and any(
             not item.match(".config.toml.*.tmp") for item in (path.iterdir() if path.is_dir() else [path])
         ):
@@ -175,7 +177,7 @@ class RunDirectory:
 
     def recover(self) -> None:
         """Clean up after a crash: drop half-written files and the lines of rounds that are not in the checkpoint."""
-        for leftover in (*self.path.glob(".*.tmp"), *self.path.glob("answers/.*.tmp")):
+        for leftover in (path for place in ("", "answers/", "clients/*/") for path in self.path.glob(f"{place}.*.tmp")):
             leftover.unlink()
         last = self.checkpoint("last")
         finished = last.state.round if last else 0
@@ -231,6 +233,11 @@ class RunDirectory:
             client, _, column = key.partition("/")
             found.setdefault(client, {})[column] = value
         return found
+
+    @property
+    def clients(self) -> Path:
+        """Where clients keep what they remember from round to round."""
+        return self._file("clients")
 
     def _file(self, name: str) -> Path:
         return self.path / name

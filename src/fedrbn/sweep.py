@@ -12,7 +12,8 @@ from fedrbn import config
 from fedrbn.assembly import resolved
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, Experiment, MethodConfig
-from fedrbn.federated.methods import METHODS, settings
+from fedrbn.federated.methods import METHODS
+from fedrbn.federated.options import options
 from fedrbn.runs import Watcher, resume, run
 
 Setting = tuple[str, str, list[Any]]
@@ -74,4 +75,4 @@ def _applies(method: str, setting: Setting) -> bool:
     section, key, _ = setting
     if section != "method" or key not in MethodConfig.model_fields or method not in METHODS:
         return True
-    return key in settings(METHODS[method](PGD()))
+    return key in options(METHODS[method](PGD()))

@@ -67,6 +67,8 @@ class Round:
     local_epochs: int
     steps: int | None = None
     """Iterations every client runs instead of whole epochs, when data sizes differ; None means whole epochs."""
+    freeze: int = 0
+    """So many of the network's first layers are left as they are (fine-tuning)."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedrbn.attacks import Untargeted
 from fedrbn.attacks.autoattack import AutoAttack, Part, apgd, square
+from fedrbn.attacks.pgd import pgd
 
 if TYPE_CHECKING:
     from tests.attacks.conftest import Trained
@@ -160,3 +162,13 @@ def test_refuses_what_is_no_image() -> None:
 def test_refuses_an_unknown_loss_of_apgd() -> None:
     with pytest.raises(ValueError, match="got loss 'cw'; expected ce, dlr or t"):
         apgd(loss="cw")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_never_leaves_more_right_than_pgd_with_100_steps(trained: Trained) -> None:
+    x, y = trained.x[:48], trained.y[:48]
+    attacks = {"aa": AutoAttack(eps=EPS), "pgd": Untargeted(pgd(EPS, steps=100))}
+    right = {name: trained.net(attack(trained.net, x, y, seed())).argmax(1) == y for name, attack in attacks.items()}
+    assert 0 < right["pgd"].sum() < 48, "the comparison must not happen where every attack gives the same"
+    assert right["aa"].sum() <= right["pgd"].sum()
+    assert not (right["aa"] & ~right["pgd"]).any()

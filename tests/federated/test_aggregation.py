@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrbn.federated.aggregation import Contribution, Local, layout, mean
+from fedrbn.federated.aggregation import Contribution, Local, Slack, layout, mean
 from fedrbn.nets.dual_bn import Affine, dual, single, tensors
 from fedrbn.types import Tensors
 
@@ -72,6 +72,68 @@ def test_contributions_are_folded_one_by_one() -> None:
             yield Contribution(f"c{i}", Counted(w=torch.tensor([float(i)])), 1.0)
 
     assert mean(start(w=0.0), stream())["w"].item() == pytest.approx(2.0)
+
+
+def reported(client: str, weight: float, value: float, loss: float | None) -> Contribution:
+    return Contribution(client, start(w=value), weight, loss)
+
+
+def test_slack_weighs_the_half_with_the_smaller_adversarial_loss_more() -> None:
+    """α = ½, weights 1, 1, 2 and an ST user of 1: (½ · 8 + 3/2 · 2 + 2 · 4 + 1 · 5) / (½ + 3/2 + 2 + 1).
+
+    c, the middle one of three AT users, and d, an ST user, keep their weights: 20 / 5 = 4.
+    """
+    sent = [
+        reported("a", 1, 8.0, 0.9),
+        reported("b", 1, 2.0, 0.1),
+        reported("c", 2, 4.0, 0.5),
+        reported("d", 1, 5.0, None),
+    ]
+    torch.testing.assert_close(Slack(0.5)(start(w=0.0), sent), start(w=4.0))
+
+
+def test_slack_zero_is_the_mean_and_a_name_nobody_sends_keeps_its_value() -> None:
+    sent = [reported("a", 1, 8.0, 0.9), reported("b", 3, 2.0, 0.1)]
+    before = start(w=0.0, v=7.0)
+    assert Slack(0.0)(before, sent) == mean(before, sent)
+    assert Slack()(before, [])["w"].item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("losses", "factors"),
+    [
+        ([3.0, 1.0, 2.0, 4.0], [0.75, 1.25, 1.25, 0.75]),
+        ([1.0, 1.0], [1.25, 0.75]),  # a tie: the earlier client
+        ([1.0], [1.0]),
+        ([None, None], [1.0, 1.0]),
+        ([None, 2.0, 1.0], [1.0, 0.75, 1.25]),
+    ],
+)
+def test_slack_ranks_at_users_only(losses: list[float | None], factors: list[float]) -> None:
+    assert Slack(0.25).factors(losses) == factors
+
+
+def test_slack_drops_each_upload_before_the_next_arrives() -> None:
+    alive: list[int] = []
+
+    class Counted(dict):  # type: ignore[type-arg]
+        def __del__(self) -> None:
+            alive.pop()
+
+    def stream():  # type: ignore[no-untyped-def]
+        for i in range(5):
+            assert len(alive) <= 1
+            alive.append(i)
+            yield Contribution(f"c{i}", Counted(w=torch.tensor([float(i)])), 1.0, float(i))
+
+    # factors 7/6, 7/6, 1, 5/6, 5/6 of 0 … 4: (7/6 + 2 + 15/6 + 20/6) / 5 = 9 / 5
+    assert Slack(1 / 6)(start(w=0.0), stream())["w"].item() == pytest.approx(1.8)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.0])
+def test_slack_that_is_no_share_is_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match="got slack"):
+        Slack(alpha)
 
 
 def network() -> nn.Module:

@@ -11,8 +11,10 @@ from torch import Generator, Tensor, nn
 from federated.tiny import client, network, samples
 from fedrbn.attacks import PGD
 from fedrbn.federated.aggregation import Local, layout
-from fedrbn.federated.client import batches, local_update, sgd, steps_per_epoch
+from fedrbn.federated.client import batches, local_update, pixels, steps_per_epoch
 from fedrbn.federated.methods import Method, fatavg, fatavg_dbn, fedrbn
+from fedrbn.federated.objectives import Objective
+from fedrbn.federated.training import Sgd, Training
 from fedrbn.nets.dual_bn import Affine, DualNet, single, tensors
 from fedrbn.types import Role, Round, Tensors, Train
 
@@ -78,19 +80,26 @@ def scalar(value: float) -> DualNet:
     return net
 
 
+def train(net: DualNet, training: Training, count: int, size: int, objective: Objective, lr: float = 0.5) -> float:
+    """Two steps on random images; the loss."""
+    order = batches(count, size, 2, random())
+    made = training(net, pixels(samples(count, 0), order), objective, lr=lr, memory={}, generator=random())
+    return made[1]
+
+
 def test_proximal_gradient_is_mu_times_the_distance_from_the_start() -> None:
     """lr = μ = ½ from w_t = 2. Step 1: 2 − ½ (1 + ½·0) = 1.5. Step 2: 1.5 − ½ (1 + ½ (1.5 − 2)) = 1.5 − 0.375 = 1.125.
 
     Without the square of the norm, or with μ instead of μ/2 in the loss, the second step would differ.
     """
     net = scalar(2.0)
-    sgd(net, samples(4, 0), Slope(), lr=0.5, batches=batches(4, 2, 2, random()), generator=random(), proximal=0.5)
+    train(net, Sgd(proximal=0.5), 4, 2, Slope())
     assert next(net.parameters()).item() == 1.125
 
 
 def test_without_the_proximal_term_sgd_is_plain() -> None:
     net = scalar(2.0)
-    loss = sgd(net, samples(5, 0), Slope(), lr=0.5, batches=batches(5, 3, 2, random()), generator=random())
+    loss = train(net, Sgd(), 5, 3, Slope())
     assert next(net.parameters()).item() == 1.0
     assert loss == 2.5, "the mean of the losses of batches of 3 and 2"
 
@@ -101,7 +110,7 @@ def test_a_loss_that_is_no_number_ends_the_update_with_a_remedy() -> None:
             return float("nan")
 
     with pytest.raises(FloatingPointError, match=r"loss nan at step 1; .* lower train\.lr"):
-        sgd(scalar(1.0), samples(4, 0), Diverged(), lr=1, batches=batches(4, 2, 2, random()), generator=random())
+        train(scalar(1.0), Sgd(), 4, 2, Diverged())
 
 
 def asked(method: Method, role: Role, **changes: object) -> tuple[DualNet, Round, Train]:
@@ -182,3 +191,12 @@ def test_a_separate_affine_of_the_noised_branch_is_frozen_for_st_users_only() ->
     assert torch.equal(tensors(net)["network.2.noised.weight"], round_.shared["network.2.noised.weight"])
     at = local_update(net, client("c", Role.AT, 8, 0), round_, replace(job, role=Role.AT))
     assert not torch.equal(at.shared["network.2.noised.weight"], round_.shared["network.2.noised.weight"])
+
+
+def test_only_a_client_that_wants_it_has_its_training_images_turned() -> None:
+    """The same batches, mirrored and rotated: another loss. Without the wish it is the same whatever the data set."""
+    member = client("c", Role.ST, 8, 0)
+    net, round_, job = asked(fatavg(ATTACK), Role.ST)
+    losses = [local_update(net, replace(member, augment=wish), round_, job).metrics["loss"] for wish in (False, True)]
+    assert losses[0] != losses[1]
+    assert losses[1] == local_update(net, replace(member, augment=True), round_, job).metrics["loss"]

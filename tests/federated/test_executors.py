@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from federated.tiny import clients, network, plan, site
 from fedrbn.attacks import PGD, Untargeted
 from fedrbn.evaluation import CONFIDENT, Accuracy
 from fedrbn.federated.executors import Site, one_thread, processes, serial
-from fedrbn.federated.methods import fedrbn
+from fedrbn.federated.free import Free
+from fedrbn.federated.methods import METHODS, fedrbn
 from fedrbn.federated.server import FederationError, federate, initial_state
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Answers, Branch, Evaluate, Execute, Failure, Role, Round, ServerState, Train
@@ -170,3 +172,31 @@ def test_the_global_random_state_is_neither_used_nor_moved() -> None:
         ends.append([state for state, _ in federate(start, todo, serial(place))][-1])
         assert torch.equal(torch.random.get_rng_state(), before)
     assert all(torch.equal(tensor, ends[1].shared[name]) for name, tensor in ends[0].shared.items())
+
+
+def test_processes_remember_what_the_serial_executor_remembers(tmp_path: Path) -> None:
+    """Free AT's noise is written by whichever process had the client last, and read by whichever has it next."""
+    method = replace(METHODS["fatbn-free"](ATTACK), at_training=Free(0.1, replays=2))
+    todo = plan(method, site(method, WHO).net, list(WHO.values()), rounds=6, batch_size=4)
+    assert todo.rounds == 3
+    start = initial_state(site(method, WHO).net, todo)
+    one, two = (replace(site(method, WHO), store=tmp_path / name) for name in ("serial", "processes"))
+    *_, (ours, _) = federate(start, todo, serial(one))
+    with processes(two, workers=2) as execute:
+        *_, (theirs, _) = federate(start, todo, execute)
+    assert all(torch.equal(tensor, theirs.shared[name]) for name, tensor in ours.shared.items())
+    kept = sorted(path.relative_to(tmp_path / "serial") for path in (tmp_path / "serial").rglob("*.safetensors"))
+    assert [path.as_posix() for path in kept] == [
+        f"{client}/{number}.safetensors" for client in ("c0", "c3") for number in (2, 3)
+    ]
+    for path in kept:
+        assert (tmp_path / "serial" / path).read_bytes() == (tmp_path / "processes" / path).read_bytes()
+
+
+def test_a_method_that_remembers_needs_a_store() -> None:
+    method = METHODS["fatavg-free"](ATTACK)
+    todo = plan(method, site(method, WHO).net, list(WHO.values()), rounds=16)
+    with pytest.raises(
+        FederationError, match=r"client 'c0' failed in round 2: .* remembers noise, and nowhere to keep"
+    ):
+        list(federate(initial_state(site(method, WHO).net, todo), todo, serial(site(method, WHO))))

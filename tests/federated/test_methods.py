@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from federated.tiny import clients, network, plan
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, MethodConfig
+from fedrbn.federated.affine import AffineTraining
 from fedrbn.federated.aggregation import Local
-from fedrbn.federated.methods import METHODS, Method, configure, fatavg, fatbn, fedrbn, settings
-from fedrbn.federated.objectives import Adversarial, Calibrated, Standard
+from fedrbn.federated.free import Free
+from fedrbn.federated.methods import METHODS, FineTuning, Method, fatavg, fatbn, fedrbn
+from fedrbn.federated.objectives import Adversarial, Calibrated, Fractional, Mart, Objective, Standard, Trades
+from fedrbn.federated.options import configure, settings
 from fedrbn.federated.propagation import Propagation, Weighting
+from fedrbn.federated.training import Meta, Sgd, Training
 from fedrbn.nets.dual_bn import Affine
 from fedrbn.types import Branch, Role
 
@@ -20,16 +25,26 @@ ATTACK = PGD()
 
 
 def test_the_rows_of_the_table() -> None:
-    assert list(METHODS) == ["fedrbn", "fatavg", "fatprox", "fatbn", "fatavg+dbn"]
     rows = {name: make(ATTACK) for name, make in METHODS.items()}
-    assert {name: (m.name, m.dual_bn, m.local, m.proximal, m.predict) for name, m in rows.items()} == {
-        "fedrbn": ("fedrbn", True, Local.BATCH_NORM, 0.0, Branch.NOISED),
-        "fatavg": ("fatavg", False, Local.NOTHING, 0.0, Branch.CLEAN),
-        "fatprox": ("fatprox", False, Local.NOTHING, 1e-3, Branch.CLEAN),
-        "fatbn": ("fatbn", False, Local.BATCH_NORM, 0.0, Branch.CLEAN),
-        "fatavg+dbn": ("fatavg+dbn", True, Local.NOTHING, 0.0, Branch.NOISED),
+    none, norm, everything = Local.NOTHING, Local.BATCH_NORM, Local.EVERYTHING
+    table: dict[str, tuple[bool, Local, Training, Branch]] = {
+        "fedrbn": (True, norm, Sgd(), Branch.NOISED),
+        "fatavg": (False, none, Sgd(), Branch.CLEAN),
+        "fatprox": (False, none, Sgd(1e-3), Branch.CLEAN),
+        "fatbn": (False, norm, Sgd(), Branch.CLEAN),
+        "fatavg+dbn": (True, none, Sgd(), Branch.NOISED),
+        "fatmeta": (False, none, Meta(inner=0.02, meta=0.001), Branch.CLEAN),
+        "fedrob": (False, none, Sgd(), Branch.CLEAN),
+        "local-at": (False, everything, Sgd(), Branch.CLEAN),
+        "fedrbn-noprop": (True, norm, Sgd(), Branch.NOISED),
+        "fatavg-free": (False, none, Sgd(), Branch.CLEAN),
+        "fatbn-free": (False, norm, Sgd(), Branch.CLEAN),
+        "finetune": (False, none, Sgd(), Branch.CLEAN),
     }
+    assert {name: (m.dual_bn, m.local, m.training, m.predict) for name, m in rows.items()} == table
+    assert [m.name for m in rows.values()] == list(METHODS)
     assert [name for name, m in rows.items() if m.propagation is not None] == ["fedrbn"]
+    assert [name for name, m in rows.items() if m.calibration is not None] == ["fedrbn"]
     assert rows["fedrbn"].propagation == Propagation(Weighting.COSINE, 0.01)
     assert rows["fedrbn"].calibration == Calibrated(0.5, None)
 
@@ -66,7 +81,7 @@ def test_every_option_reaches_its_place() -> None:
         affine=Affine.SEPARATE,
         local=Local.STATISTICS,
         warmup=11,
-        proximal=0.1,
+        training=Sgd(0.1),
         predict=Branch.CLEAN,
     )
 
@@ -78,8 +93,60 @@ def test_options_left_open_keep_the_methods_own() -> None:
 
 def test_zero_and_off_are_values_not_absence() -> None:
     assert configure(MethodConfig(lam=0.0), ATTACK).calibration == Calibrated(0.0)
-    assert configure(MethodConfig(name="fatprox", mu=0.0), ATTACK).proximal == 0.0
+    assert configure(MethodConfig(name="fatprox", mu=0.0), ATTACK).training == Sgd(0.0)
     assert configure(MethodConfig(clip="off"), ATTACK).calibration == Calibrated(0.5, None)
+
+
+def test_options_of_the_at_users_loss_reach_their_place() -> None:
+    def at(**wanted: object) -> Objective:
+        return configure(MethodConfig.model_validate({"name": "fatbn", **wanted}), ATTACK).at
+
+    assert at(at_loss="trades") == Trades(ATTACK, beta=6.0)
+    assert at(at_loss="mart", beta=1.5) == Mart(ATTACK, beta=1.5)
+    assert at(at_share=0.5) == Fractional(Adversarial(ATTACK), 0.5)
+    assert at(at_share=0.5, at_loss="trades", beta=0.0) == Fractional(Trades(ATTACK, 0.0), 0.5)
+    assert at(at_share=1.0) == at(at_loss="ce") == Adversarial(ATTACK)
+
+
+def test_options_of_the_other_methods_reach_their_place() -> None:
+    def made(name: str, **wanted: object) -> Method:
+        return configure(MethodConfig.model_validate({"name": name, **wanted}), ATTACK)
+
+    assert made("fatmeta", inner_lr=0.1, meta_lr=0.2).training == Meta(0.1, 0.2)
+    assert made("fatbn-free", replays=4).at_training == Free(8 / 255, 4)
+    assert made("fedrob", affine_lr=0.1, gamma=2.0).at_training == AffineTraining(0.1, 2.0)
+    assert made("finetune", ft_iterations=20, freeze=3).fine_tuning == FineTuning(20, 3)
+    assert made("finetune").fine_tuning == FineTuning(200, 0)
+    assert made("fedrbn", logits="calibrated").class_prior
+    assert not made("fedrbn", logits="plain").class_prior
+
+
+def test_each_option_is_kept_in_the_resolved_config() -> None:
+    wanted = {"name": "fatavg", "at_loss": "mart", "beta": 2.0, "at_share": 0.5, "logits": "calibrated"}
+    method = configure(MethodConfig.model_validate(wanted), ATTACK)
+    assert wanted.items() <= {"name": "fatavg", **settings(method)}.items()
+    assert configure(MethodConfig.model_validate({"name": "fatavg", **settings(method)}), ATTACK) == method
+
+
+def test_a_meta_rate_takes_the_place_of_the_learning_rate() -> None:
+    net = METHODS["fatmeta"](ATTACK).network(network())
+    who = list(clients((Role.AT, 4)).values())
+    assert plan(METHODS["fatmeta"](ATTACK), net, who).lr(0) == 0.001
+    assert plan(fatavg(ATTACK), net, who).lr(0) == 0.1
+
+
+@pytest.mark.parametrize(("rounds", "replays", "expected"), [(300, 8, 38), (40, 8, 5), (8, 8, 1), (7, 1, 7)])
+def test_free_at_has_fewer_rounds(rounds: int, replays: int, expected: int) -> None:
+    """300 / 8 = 37.5: rounded up."""
+    method = configure(MethodConfig(name="fatavg-free", replays=replays), ATTACK)
+    who = list(clients((Role.AT, 4), (Role.ST, 4)).values())
+    assert plan(method, method.network(network()), who, rounds=rounds).rounds == expected
+
+
+def test_free_at_within_the_radius_of_the_attack_and_not_of_an_unknown_one() -> None:
+    assert METHODS["fatavg-free"](PGD(eps=0.1)).at_training == Free(0.1, replays=8)
+    with pytest.raises(ConfigError, match=r"Free AT, which makes its own noise .* Set attack.name to pgd"):
+        METHODS["fatavg-free"](lambda loss, x, generator: x)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -94,11 +161,18 @@ def test_settings_read_back_to_the_same_method(name: str) -> None:
     [
         (
             MethodConfig(name="fatbn", lam=0.5),
-            r"got method\.lam for method 'fatbn', which has no such part; .*local, mu",
+            r"got method\.lam for method 'fatbn', which has no such part; .*local, logits, mu",
         ),
         (MethodConfig(name="fatavg", predict="noised"), r"method\.predict"),
         (MethodConfig(name="fatavg+dbn", temperature=1.0), r"method\.temperature"),
         (MethodConfig(name="fatavg", clip="off"), r"method\.clip"),
+        (MethodConfig(name="fatavg", beta=1.0), r"method\.beta = 1 with method\.at_loss = 'ce'"),
+        (MethodConfig(name="fatavg", replays=4), r"method\.replays"),
+        (MethodConfig(name="fatavg-free", at_loss="trades"), r"method\.at_loss"),
+        (MethodConfig(name="fedrob", at_share=0.5), r"method\.at_share"),
+        (MethodConfig(name="fatmeta", mu=0.1), r"method\.mu"),
+        (MethodConfig(name="finetune", local="bn"), r"method\.local"),
+        (MethodConfig(name="fedrbn-noprop", lam=0.5), r"method\.lam"),
         (MethodConfig(local="nothing"), r"propagation.*local='nothing'; expected .*'bn' or 'bn-stats'"),
         (MethodConfig(local="everything"), r"propagation"),
     ],
@@ -113,9 +187,16 @@ def test_a_method_with_one_set_of_statistics_cannot_predict_with_the_other() -> 
         replace(fatavg(ATTACK), predict=Branch.NOISED)
 
 
+def test_parts_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Free AT and dual batch norm; expected one set of statistics"):
+        replace(fedrbn(ATTACK), at_training=Free(0.1))
+    with pytest.raises(ConfigError, match="fine-tuning and local='bn'; expected local='nothing'"):
+        replace(fatbn(ATTACK), fine_tuning=FineTuning())
+
+
 def test_a_misspelt_method_is_named_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"got method 'fedrbm'.*Did you mean 'fedrbn'"):
-        configure(MethodConfig(name="fedrbm"), ATTACK)
+    with pytest.raises(ValueError, match=r"got method 'fatprx'.*Did you mean 'fatprox'"):
+        configure(MethodConfig(name="fatprx"), ATTACK)
 
 
 PLUGIN = """

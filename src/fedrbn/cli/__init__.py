@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from fedrbn.cli import datasets, evaluating, planning, running, settings, shipping
+from fedrbn.cli import costing, datasets, evaluating, planning, running, settings, shipping
 
 app = typer.Typer(
     name="fedrbn",
@@ -26,6 +26,7 @@ for command in (
     shipping.onboard,
     planning.probe,
     planning.plan,
+    costing.cost,
 ):
     app.command()(command)
 app.add_typer(datasets.app, name="data")

@@ -19,7 +19,7 @@ def evaluate(
         typer.Option(
             help="Attacks by name, separated by commas: pgd-7, pgd-20, pgd-100, mia-20, mia-100, aa, lsa-7, square, "
             "pgd:steps=50,eps=8/255,step=1/255,restarts=5, gaussian-noise:severity=3 …; 'paper' is the paper's table, "
-            "'corruptions' the four common corruptions. Default: the attack of the run."
+            "'corruptions' four common corruptions at severities 1, 3, 5. Default: the attack of the run."
         ),
     ] = None,
     predict: Annotated[
@@ -69,6 +69,10 @@ def evaluate(
         raise typer.Exit(1)
 
 
+SEVERITIES = (1, 3, 5)
+"""Of the common corruptions that `--attacks corruptions` tries, of five."""
+
+
 def attack_texts(text: str | None) -> tuple[str, ...]:
     """The attacks of a comma list; settings after a colon are separated by commas too and stay together."""
     from fedrbn.attacks.corruptions import KINDS
@@ -80,7 +84,8 @@ def attack_texts(text: str | None) -> tuple[str, ...]:
             parts[-1] += f",{part}"
         elif part.strip():
             parts.append(part.strip())
-    named = {"paper": tuple(name for name in PAPER if name != "pgd-7"), "corruptions": KINDS}
+    corruptions = tuple(f"{kind}:severity={severity}" for kind in KINDS for severity in SEVERITIES)
+    named = {"paper": tuple(name for name in PAPER if name != "pgd-7"), "corruptions": corruptions}
     return tuple(found for part in parts for found in named.get(part, (part,)))
 
 

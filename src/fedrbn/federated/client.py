@@ -4,43 +4,53 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Generator, Tensor
 
+from fedrbn.data.augment import augment
 from fedrbn.data.samples import Client, Samples
 from fedrbn.federated.aggregation import layout
-from fedrbn.federated.objectives import Objective
-from fedrbn.nets.dual_bn import DualNet, load, tensors
+from fedrbn.federated.freezing import first_layers
+from fedrbn.federated.memory import recall, remember
+from fedrbn.federated.priors import with_prior
+from fedrbn.federated.training import Batch, Sgd
+from fedrbn.nets.dual_bn import DualNet, holding, load, tensors
 from fedrbn.randomness import generator
 from fedrbn.types import Role, Round, Train, Upload
 
 
-def local_update(net: DualNet, client: Client, round_: Round, job: Train) -> Upload:
+def local_update(net: DualNet, client: Client, round_: Round, job: Train, store: Path | None = None) -> Upload:
     """Train the shared weights with the client's own batch norm on its data, for one round.
 
     `net` is a workspace: its weights are overwritten first. ST users leave everything on the noised branch as they
-    got it, and do not upload it: BN_a belongs to AT users.
+    got it, and do not upload it: BN_a belongs to AT users. `store` is where the client keeps what its method has to
+    remember between rounds.
     """
-    names = layout(net, round_.method.local)
+    method = round_.method
+    names = layout(net, method.local)
     load(net, round_.shared)
     load(net, job.personal)
     kept = names.noised if job.role is Role.ST else frozenset[str]()
+    frozen = first_layers(net, round_.freeze)
     for name, parameter in net.named_parameters():
-        parameter.requires_grad_(name not in kept)
+        parameter.requires_grad_(name not in kept | frozen.parameters)
 
     steps = round_.steps or round_.local_epochs * steps_per_epoch(len(client.train), round_.batch_size)
     started = time.perf_counter()
-    loss = sgd(
-        net.train(),
-        client.train,
-        round_.method.objective(job.role, job.calibrate),
-        lr=round_.lr,
-        batches=batches(len(client.train), round_.batch_size, steps, _random(round_, job, "batches")),
-        generator=_random(round_, job, "objective"),
-        proximal=round_.method.proximal,
-    )
+    order = batches(len(client.train), round_.batch_size, steps, _random(round_, job.client, "batches"))
+    with holding(frozen.batch_norms):
+        memory, loss = method.training_of(job.role)(
+            with_prior(net.train(), client.train.labels) if method.class_prior else net.train(),
+            _augmented(client, pixels(client.train, order, _device(net)), _random(round_, job.client, "augment")),
+            method.objective(job.role, job.calibrate),
+            lr=round_.lr,
+            memory=recall(store, client.id, round_.number),
+            generator=_random(round_, job.client, "objective"),
+        )
+    remember(store, client.id, round_.number + 1, memory)
     trained = {name: tensor.to("cpu", copy=True) for name, tensor in tensors(net).items() if name not in kept}
     return Upload(
         client=client.id,
@@ -52,40 +62,40 @@ def local_update(net: DualNet, client: Client, round_: Round, job: Train) -> Upl
     )
 
 
-def sgd(
-    net: DualNet,
-    samples: Samples,
-    objective: Objective,
-    *,
-    lr: float,
-    batches: Iterator[Tensor],
-    generator: Generator,
-    proximal: float = 0.0,
-) -> float:
-    """Plain SGD over the batches; returns the mean loss. A loss that is no longer a number ends the update.
+def adapt(net: DualNet, client: Client, round_: Round) -> None:
+    """Let a method that adapts before it is evaluated do so: one local step on one batch of the client's own data."""
+    method = round_.method
+    if method.adaptation is None:
+        return
+    kept = layout(net, method.local).noised if client.role is Role.ST else frozenset[str]()
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name not in kept)
+    order = batches(len(client.train), round_.batch_size, 1, _random(round_, client.id, "adapt"))
+    with torch.enable_grad():  # whoever evaluates has probably switched it off
+        Sgd()(
+            with_prior(net.train(), client.train.labels) if method.class_prior else net.train(),
+            pixels(client.train, order, _device(net)),
+            method.objective(client.role, calibrate=False),
+            lr=method.adaptation,
+            memory={},
+            generator=_random(round_, client.id, "adapt objective"),
+        )
+    net.eval()
 
-    `proximal` is FedProx's μ: the gradient μ (w − w_t) of (μ/2)‖w − w_t‖² pulls the weights to where they started.
-    """
-    device = next(net.parameters()).device
-    trained = [p for p in net.parameters() if p.requires_grad]
-    start = [p.detach().clone() for p in trained] if proximal else []
-    optimizer = torch.optim.SGD(trained, lr=lr)
-    losses = []
-    for index in batches:
+
+def pixels(samples: Samples, order: Iterable[Tensor], device: torch.device | None = None) -> Iterator[Batch]:
+    """Batches of pixels and labels at these positions."""
+    for index in order:
         x, y = samples.pixels(index)
-        optimizer.zero_grad()
-        losses.append(objective(net, x.to(device), y.to(device), generator))
-        if not math.isfinite(losses[-1]):
-            raise FloatingPointError(
-                f"got loss {losses[-1]} at step {len(losses)}; expected a number. Training has diverged: lower "
-                "train.lr, or clip the calibration gradient with method.clip=10."
-            )
-        with torch.no_grad():
-            for parameter, origin in zip(trained, start, strict=False):
-                if parameter.grad is not None:
-                    parameter.grad.add_(parameter - origin, alpha=proximal)
-        optimizer.step()
-    return sum(losses) / len(losses)
+        yield x.to(device), y.to(device)
+
+
+def _augmented(client: Client, made: Iterable[Batch], random: Generator) -> Iterable[Batch]:
+    return ((augment(x, random), y) for x, y in made) if client.augment else made
+
+
+def _device(net: DualNet) -> torch.device:
+    return next(net.parameters()).device
 
 
 def steps_per_epoch(count: int, size: int) -> int:
@@ -106,5 +116,5 @@ def batches(count: int, size: int, steps: int, generator: Generator) -> Iterator
         steps -= whole
 
 
-def _random(round_: Round, job: Train, purpose: str) -> Generator:
-    return generator(round_.seed, "round", round_.number, "client", job.client, purpose)
+def _random(round_: Round, client: str, purpose: str) -> Generator:
+    return generator(round_.seed, "round", round_.number, "client", client, purpose)

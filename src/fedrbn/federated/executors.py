@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -20,7 +21,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from fedrbn.data.samples import Client
-from fedrbn.federated.client import local_update
+from fedrbn.federated.client import adapt, local_update
 from fedrbn.federated.server import FederationError
 from fedrbn.nets.dual_bn import DualNet, load
 from fedrbn.randomness import derive, generator
@@ -33,6 +34,8 @@ class Site:
 
     clients: dict[str, Client]
     net: DualNet
+    store: Path | None = None
+    """Where clients keep what a method has to remember from round to round; see `federated.memory`."""
 
 
 def perform(site: Site, round_: Round, job: Job) -> Result:
@@ -41,7 +44,7 @@ def perform(site: Site, round_: Round, job: Job) -> Result:
         torch.manual_seed(derive(round_.seed, "round", round_.number, "client", job.client, "network"))
         try:
             if isinstance(job, Train):
-                return local_update(site.net, site.clients[job.client], round_, job)
+                return local_update(site.net, site.clients[job.client], round_, job, site.store)
             return _evaluate(site, round_, job)
         except (
             Exception
@@ -53,6 +56,7 @@ def _evaluate(site: Site, round_: Round, job: Evaluate) -> Answers:
     net, client = site.net.eval(), site.clients[job.client]
     load(net, round_.shared)
     load(net, job.personal)
+    adapt(net, client, round_)
     samples = (client.validation if job.part == "validation" else client.test).first(job.limit)
     correct: Tensors = {}
     for question in job.questions:

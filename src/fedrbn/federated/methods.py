@@ -7,18 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import nn
 
-from fedrbn import plugins
-from fedrbn.attacks import Attack
-from fedrbn.config import ConfigError, MethodConfig
+from fedrbn.attacks import PGD, Attack
+from fedrbn.config import ConfigError
+from fedrbn.federated.affine import AffineTraining, check_memory
 from fedrbn.federated.aggregation import Local
+from fedrbn.federated.free import Free
+from fedrbn.federated.freezing import first_layers
 from fedrbn.federated.objectives import Adversarial, Calibrated, Objective, Standard
-from fedrbn.federated.propagation import Propagation, Weighting
+from fedrbn.federated.propagation import Propagation
+from fedrbn.federated.training import Meta, Sgd, Training
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, single
 from fedrbn.types import Branch, Role
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """A second phase: FedAvg among the ST users, who start from what the AT users trained among themselves."""
+
+    iterations: int = 200
+    """Steps of every ST user in all, spread over rounds of the usual length."""
+    freeze: int = 0
+    """So many of the network's first layers stay as the AT users trained them."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +50,14 @@ class Method:
     affine: Affine = Affine.SHARED
     local: Local = Local.NOTHING
     propagation: Propagation | None = None
-    proximal: float = 0.0
-    """μ of (μ/2)‖w − w_t‖² on the shared weights; 0 has no such term."""
+    training: Training = field(default_factory=Sgd)
+    """How clients turn batches and what they minimise into an update."""
+    at_training: Training | None = None
+    """How AT users do, if otherwise: Free AT and FedRob have losses of their own, and do not use `at`."""
+    class_prior: bool = False
+    """Whether training adds the log of the client's class prior to the logits (CalFAT)."""
+    fine_tuning: FineTuning | None = None
+    """A second phase among the ST users; the first is then among the AT users only. None has one phase for all."""
     predict: Branch = Branch.CLEAN
     """The branch that predicts, for clients whose branch was trained or estimated; the others predict with BN_c."""
 
@@ -55,11 +73,48 @@ class Method:
                 "Leave method.predict out."
             )
 
+        if isinstance(self.at_training, Free) and self.dual_bn:
+            raise ConfigError(
+                f"got method {self.name!r} with Free AT and dual batch norm; expected one set of statistics, because "
+                "Free AT never sees clean images, so BN_c would stay untrained. Set dual_bn=False."
+            )
+        if self.fine_tuning is not None and self.local is not Local.NOTHING:
+            raise ConfigError(
+                f"got method {self.name!r} with fine-tuning and local={self.local.value!r}; expected local='nothing', "
+                "because ST users start from one whole model that the AT users have trained."
+            )
+
     def objective(self, role: Role, calibrate: bool) -> Objective:
         """What a client of this role minimises; `calibrate` says whether an ST client has an estimated BN_a."""
         if role is Role.AT:
             return self.at
         return self.calibration if calibrate and self.calibration is not None else self.st
+
+    def training_of(self, role: Role) -> Training:
+        """How a client of this role trains."""
+        return self.at_training if role is Role.AT and self.at_training is not None else self.training
+
+    @property
+    def replays(self) -> int:
+        """How many times as much a round costs as a round of standard training: Free AT replays every batch."""
+        return self.at_training.replays if isinstance(self.at_training, Free) else 1
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate that takes the place of `train.lr`, if the method has one of its own."""
+        return self.training.meta if isinstance(self.training, Meta) else None
+
+    @property
+    def adaptation(self) -> float | None:
+        """The rate of the local step that a client takes before it is evaluated; None for methods without it."""
+        return self.training.inner if isinstance(self.training, Meta) else None
+
+    def check(self, net: DualNet, image_shape: tuple[int, int, int]) -> None:
+        """Refuse, with the reason, a network or images that this method cannot work with."""
+        if isinstance(self.at_training, AffineTraining):
+            check_memory(image_shape)
+        if self.fine_tuning is not None:
+            first_layers(net, self.fine_tuning.freeze)
 
     def network(self, net: nn.Module) -> DualNet:
         """The network as this method trains it: with two sets of batch-norm statistics, or with one."""
@@ -91,7 +146,7 @@ def fatavg(attack: Attack) -> Method:
 
 def fatprox(attack: Attack) -> Method:
     """FedProx with adversarial training: FATAvg whose clients stay close to the shared weights."""
-    return replace(fatavg(attack), name="fatprox", proximal=1e-3)
+    return replace(fatavg(attack), name="fatprox", training=Sgd(proximal=1e-3))
 
 
 def fatbn(attack: Attack) -> Method:
@@ -104,78 +159,61 @@ def fatavg_dbn(attack: Attack) -> Method:
     return replace(fatavg(attack), name="fatavg+dbn", dual_bn=True, predict=Branch.NOISED)
 
 
+def fatmeta(attack: Attack) -> Method:
+    """Personalised meta-learning with adversarial training: first-order Per-FedAvg, adapted before evaluation."""
+    return replace(fatavg(attack), name="fatmeta", training=Meta())
+
+
+def fedrob(attack: Attack) -> Method:
+    """Federated robust training: FedAvg, where AT users train against an affine shift of their images."""
+    return replace(fatavg(attack), name="fedrob", at_training=AffineTraining())
+
+
+def local_at(attack: Attack) -> Method:
+    """No federation: everybody trains alone, AT users adversarially."""
+    return replace(fatavg(attack), name="local-at", local=Local.EVERYTHING)
+
+
+def fedrbn_noprop(attack: Attack) -> Method:
+    """FedRBN without propagation: ST users never get a BN_a, so they neither calibrate nor predict with it."""
+    return replace(fedrbn(attack), name="fedrbn-noprop", propagation=None, calibration=None)
+
+
+def fatavg_free(attack: Attack) -> Method:
+    """FATAvg whose AT users train by Free AT."""
+    return replace(fatavg(attack), name="fatavg-free", at_training=_free(attack))
+
+
+def fatbn_free(attack: Attack) -> Method:
+    """FATBN whose AT users train by Free AT."""
+    return replace(fatbn(attack), name="fatbn-free", at_training=_free(attack))
+
+
+def finetune(attack: Attack) -> Method:
+    """Robustness transfer by fine-tuning: FedAvg among the AT users, then among the ST users from there on."""
+    return replace(fatavg(attack), name="finetune", fine_tuning=FineTuning())
+
+
+def _free(attack: Attack) -> Free:
+    if not isinstance(attack, PGD):
+        raise ConfigError(
+            f"got attack {type(attack).__name__} for Free AT, which makes its own noise within the attack's ε; "
+            "expected a built-in attack. Set attack.name to pgd and attack.eps to the radius."
+        )
+    return Free(attack.eps, box=attack.box)
+
+
 METHODS: Mapping[str, Callable[[Attack], Method]] = {
     "fedrbn": fedrbn,
     "fatavg": fatavg,
     "fatprox": fatprox,
     "fatbn": fatbn,
     "fatavg+dbn": fatavg_dbn,
+    "fatmeta": fatmeta,
+    "fedrob": fedrob,
+    "local-at": local_at,
+    "fedrbn-noprop": fedrbn_noprop,
+    "fatavg-free": fatavg_free,
+    "fatbn-free": fatbn_free,
+    "finetune": finetune,
 }
-
-
-def configure(config: MethodConfig, attack: Attack) -> Method:
-    """The named method with the given options in place of its own; an option it does not have is refused."""
-    method = _named(config, attack)
-    wanted = {key for key, value in config.model_dump(exclude={"name"}).items() if value is not None}
-    useless = wanted - settings(method).keys()
-    if useless:
-        key = sorted(useless)[0]
-        raise ConfigError(
-            f"got method.{key} for method {method.name!r}, which has no such part; expected one of "
-            f"{', '.join(sorted(settings(method))) or 'no options'}. Leave it out, or choose another method."
-        )
-    return _with_options(method, config)
-
-
-def settings(method: Method) -> dict[str, Any]:
-    """The options of a method and their values, by their names in the config: also which options it has."""
-    values: dict[str, Any] = {"local": method.local.value, "mu": method.proximal}
-    if method.dual_bn:
-        values |= {"affine": method.affine.value, "predict": method.predict.value}
-    if method.propagation is not None:
-        values |= {
-            "weighting": method.propagation.weighting.value,
-            "temperature": method.propagation.temperature,
-        }
-    if method.calibration is not None:
-        clip = method.calibration.clip
-        values |= {"lam": method.calibration.lam, "clip": "off" if clip is None else clip, "warmup": method.warmup}
-    return values
-
-
-def _named(config: MethodConfig, attack: Attack) -> Method:
-    if config.name in METHODS:
-        return METHODS[config.name](attack)
-    if not plugins.is_reference(config.name):
-        raise plugins.unknown("method", config.name, METHODS)
-    found = plugins.resolve(config.name)
-    method = found(attack) if callable(found) else found
-    if not isinstance(method, Method):
-        raise ConfigError(
-            f"got {config.name!r}, which gives {type(method).__name__}; expected a fedrbn.Method, or a function of "
-            "the attack that returns one."
-        )
-    return method
-
-
-def _with_options(method: Method, config: MethodConfig) -> Method:
-    changes: dict[str, Any] = {}
-    if config.local is not None:
-        changes["local"] = Local(config.local)
-    if config.mu is not None:
-        changes["proximal"] = config.mu
-    if config.affine is not None:
-        changes["affine"] = Affine(config.affine)
-    if config.predict is not None:
-        changes["predict"] = Branch(config.predict)
-    if config.warmup is not None:
-        changes["warmup"] = config.warmup
-    if method.propagation is not None:
-        weighting = Weighting(config.weighting) if config.weighting else method.propagation.weighting
-        temperature = config.temperature or method.propagation.temperature
-        changes["propagation"] = Propagation(weighting, temperature)
-    if method.calibration is not None:
-        lam = method.calibration.lam if config.lam is None else config.lam
-        clip = method.calibration.clip if config.clip is None else config.clip
-        changes["calibration"] = Calibrated(lam, None if clip == "off" else clip)
-    return replace(method, **changes)

@@ -15,7 +15,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fedrbn.attacks import Attack
+from fedrbn.attacks import PGD, Attack
+from fedrbn.config import ConfigError
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch, Stats
 
@@ -50,16 +51,15 @@ class Adversarial:
 
     def __call__(self, net: DualNet, x: Tensor, y: Tensor, generator: Generator) -> float:
         """See `Objective`."""
+        return mean_of_both(net, x, attacked(self.attack, net, x, y, generator), y)
 
-        def noised_loss(z: Tensor) -> Tensor:
-            return F.cross_entropy(net(z, Branch.NOISED, Stats.FROZEN), y, reduction="none")
 
-        with evaluating(net):
-            noised = self.attack(noised_loss, x, generator)
-        clean_logits, noised_logits = net.paired(x, noised, Stats.BATCH, Stats.BATCH)
-        loss = (F.cross_entropy(clean_logits, y) + F.cross_entropy(noised_logits, y)) / 2
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.item()
+def mean_of_both(net: DualNet, x: Tensor, noised: Tensor, y: Tensor) -> float:
+    """½ {ℓ_CE(f(x; BN_c), y) + ℓ_CE(f(x̃; BN_a), y)}: adds its gradient, moves both branches, returns it."""
+    clean_logits, noised_logits = net.paired(x, noised, Stats.BATCH, Stats.BATCH)
+    loss = (F.cross_entropy(clean_logits, y) + F.cross_entropy(noised_logits, y)) / 2
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item()
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,97 @@ class Calibrated:
         loss = (1 - self.lam) * clean + self.lam * noised
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.item()
+
+
+@dataclass(frozen=True)
+class Trades:
+    """TRADES (Zhang et al. 2019): ℓ_CE(f(x; BN_c), y) + β KL(f(x; BN_c) ‖ f(x̃; BN_a)). Moves both branches.
+
+    x̃ makes the KL divergence large, not the cross-entropy. At x itself its gradient vanishes, so the attack has to
+    start elsewhere.
+    """
+
+    attack: Attack
+    beta: float = 6.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.attack, PGD) and not self.attack.random_start:
+            raise ConfigError(
+                "got method.at_loss = 'trades' with an attack that starts at the image itself, where the KL divergence "
+                "has no gradient; expected a random start. Set attack.name to pgd or fgsm-rs."
+            )
+
+    def __call__(self, net: DualNet, x: Tensor, y: Tensor, generator: Generator) -> float:
+        """See `Objective`."""
+        with evaluating(net):
+            with torch.no_grad():
+                target = net(x, Branch.CLEAN, Stats.FROZEN).log_softmax(1)
+            noised = self.attack(
+                lambda z: divergence(target, net(z, Branch.NOISED, Stats.FROZEN).log_softmax(1)), x, generator
+            )
+        clean_logits, noised_logits = net.paired(x, noised, Stats.BATCH, Stats.BATCH)
+        apart = divergence(clean_logits.log_softmax(1), noised_logits.log_softmax(1)).mean()
+        loss = F.cross_entropy(clean_logits, y) + self.beta * apart
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item()
+
+
+@dataclass(frozen=True)
+class Mart:
+    """MART (Wang et al. 2020): images that are wrong already without an attack weigh more. Moves both branches.
+
+        −log p̃_y − log(1 − max_{k≠y} p̃_k) + β KL(p ‖ p̃) (1 − p_y),     p = f(x; BN_c), p̃ = f(x̃; BN_a)
+
+    x̃ makes the cross-entropy large, as in standard adversarial training.
+    """
+
+    attack: Attack
+    beta: float = 6.0
+
+    def __call__(self, net: DualNet, x: Tensor, y: Tensor, generator: Generator) -> float:
+        """See `Objective`."""
+        noised = attacked(self.attack, net, x, y, generator)
+        clean, bad = (logits.log_softmax(1) for logits in net.paired(x, noised, Stats.BATCH, Stats.BATCH))
+        # log(1 − p̃_k) from all the other classes together, which stays finite where 1 − p̃_k rounds to 0.
+        label = F.one_hot(y, clean.shape[1]).bool()
+        wrong = bad.masked_fill(label, -torch.inf).argmax(1)
+        others = bad.masked_fill(F.one_hot(wrong, clean.shape[1]).bool(), -torch.inf).logsumexp(1)
+        margin = -bad[label] - others
+        weight = 1 - clean[label].exp()
+        loss = (margin + self.beta * divergence(clean, bad) * weight).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item()
+
+
+@dataclass(frozen=True)
+class Fractional:
+    """Adversarial training on a share of the batches, standard training on the others.
+
+    Each batch is drawn on its own, so that the share also holds for clients with one batch per round.
+    """
+
+    adversarial: Objective
+    share: float
+
+    def __call__(self, net: DualNet, x: Tensor, y: Tensor, generator: Generator) -> float:
+        """See `Objective`."""
+        chosen = torch.rand((), generator=generator).item() < self.share
+        return (self.adversarial if chosen else Standard())(net, x, y, generator)
+
+
+def attacked(attack: Attack, net: DualNet, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
+    """x̃ that makes ℓ_CE(f(x̃; BN_a), y) large, found through frozen statistics and without dropout."""
+
+    def noised_loss(z: Tensor) -> Tensor:
+        return F.cross_entropy(net(z, Branch.NOISED, Stats.FROZEN), y, reduction="none")
+
+    with evaluating(net):
+        return attack(noised_loss, x, generator)
+
+
+def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p ‖ q) = Σ p (log p − log q) for each row."""
+    return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 def clamp(parameters: Iterable[nn.Parameter], largest: float) -> None:

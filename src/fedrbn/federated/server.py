@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from fedrbn.config import TrainConfig
+from fedrbn.config import ConfigError, TrainConfig
 from fedrbn.federated.aggregation import Aggregate, Contribution, Layout, Local, mean
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.methods import Method
@@ -32,6 +32,20 @@ class RoundReport:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A stretch of rounds with the same participants; fine-tuning has two."""
+
+    start: int
+    rounds: int
+    roles: frozenset[Role] = frozenset(Role)
+    """Who takes part."""
+    iterations: int | None = None
+    """Steps that every client takes in all of the phase; None is whole rounds."""
+    freeze: int = 0
+    """So many of the network's first layers are left as they are."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """What the server does: with whom, by which method, for how many rounds."""
 
@@ -47,24 +61,66 @@ class Plan:
     """If False every client runs the mean number of iterations per epoch of all clients (unequal data)."""
     aggregate: Aggregate = mean
 
+    def __post_init__(self) -> None:
+        missing = [role.value for role in Role if role not in {member.role for member in self.members}]
+        if self.method.fine_tuning is not None and missing:
+            raise ConfigError(
+                f"got method {self.method.name!r} without {missing[0]} users; expected users of both roles, because "
+                "AT users train first and ST users fine-tune what they trained. Change federation.at."
+            )
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """All rounds: `train.rounds` of them, fewer with Free AT, whose rounds cost more; then fine-tuning, if any."""
+        first = Phase(0, math.ceil(self.train.rounds / self.method.replays))
+        tuning = self.method.fine_tuning
+        if tuning is None:
+            return (first,)
+        second = math.ceil(tuning.iterations / self._steps_per_round())
+        return (
+            replace(first, roles=frozenset({Role.AT})),
+            Phase(first.rounds, second, frozenset({Role.ST}), tuning.iterations, tuning.freeze),
+        )
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there are."""
+        return sum(phase.rounds for phase in self.phases)
+
+    def phase(self, number: int) -> Phase:
+        """The phase of a round, counted from 0; after the last round it is the last phase."""
+        return [phase for phase in self.phases if phase.start <= number][-1]
+
+    def may_choose(self, finished: int) -> bool:
+        """Whether the state after so many rounds is one that validation may choose: any of the last phase."""
+        return finished > self.phases[-1].start
+
     def lr(self, number: int) -> float:
-        """The learning rate of a round, counted from 0."""
+        """The learning rate of a round, counted from 0; a schedule starts anew in each phase."""
+        rate = self.method.rate or self.train.lr
         if self.train.schedule == "constant":
-            return self.train.lr
-        return self.train.lr * (1 + math.cos(math.pi * number / self.train.rounds)) / 2
+            return rate
+        phase = self.phase(number)
+        return rate * (1 + math.cos(math.pi * (number - phase.start) / phase.rounds)) / 2
 
     def sample(self, number: int) -> list[Member]:
         """The participants of a round, in the order of the members."""
-        if self.participants is None or self.participants >= len(self.members):
-            return list(self.members)
+        members = [member for member in self.members if member.role in self.phase(number).roles]
+        if self.participants is None or self.participants >= len(members):
+            return members
         random = generator(self.seed, "round", number, "participants")
-        chosen = torch.randperm(len(self.members), generator=random)[: self.participants]
-        return [self.members[i] for i in sorted(chosen.tolist())]
+        chosen = torch.randperm(len(members), generator=random)[: self.participants]
+        return [members[i] for i in sorted(chosen.tolist())]
 
-    def steps(self) -> int | None:
-        """The fixed number of iterations when sizes differ; None means whole epochs."""
-        if self.equal_sizes:
-            return None
+    def steps(self, number: int = 0) -> int | None:
+        """The fixed number of iterations when sizes differ or iterations are counted; None means whole epochs."""
+        phase = self.phase(number)
+        if phase.iterations is not None:
+            usual = self._steps_per_round()
+            return max(1, min(usual, phase.iterations - (number - phase.start) * usual))
+        return None if self.equal_sizes else self._steps_per_round()
+
+    def _steps_per_round(self) -> int:
         per_epoch = [steps_per_epoch(member.samples, self.train.batch_size) for member in self.members]
         return self.train.local_epochs * max(1, round(sum(per_epoch) / len(per_epoch)))
 
@@ -92,7 +148,8 @@ class Plan:
             lr=self.lr(state.round),
             batch_size=self.train.batch_size,
             local_epochs=self.train.local_epochs,
-            steps=self.steps(),
+            steps=self.steps(state.round),
+            freeze=self.phase(state.round).freeze,
         )
 
 
@@ -112,10 +169,10 @@ def initial_state(net: DualNet, plan: Plan) -> ServerState:
 
 def federate(state: ServerState, plan: Plan, execute: Execute) -> Iterator[tuple[ServerState, RoundReport]]:
     """Algorithm 2 from `state` on: yields the state after each round, and a report of that round."""
-    while state.round < plan.train.rounds:
+    while state.round < plan.rounds:
         round_ = plan.round(state)
         jobs = [_train_job(state, member, plan) for member in plan.sample(state.round)]
-        inbox = _Inbox()
+        inbox = _Inbox({job.client for job in jobs if job.role is Role.AT})
         arrived = in_order(execute(round_, jobs), [job.client for job in jobs])
         shared = plan.aggregate(state.shared, inbox.contributions(arrived))
         state = _next_state(state, shared, inbox.personal, plan)
@@ -139,7 +196,8 @@ def in_order(results: Iterable[Result], clients: Sequence[str]) -> Iterator[Resu
 class _Inbox:
     """Hands the large part of each upload on to be folded, and keeps the small part."""
 
-    def __init__(self) -> None:
+    def __init__(self, adversarial: Collection[str]) -> None:
+        self.adversarial = adversarial
         self.personal: dict[str, Tensors] = {}
         self.metrics: dict[str, dict[str, float]] = {}
 
@@ -151,7 +209,8 @@ class _Inbox:
                 raise FederationError(f"got {type(result).__name__} from {result.client!r}; expected an Upload.")
             self.personal[result.client] = result.personal
             self.metrics[result.client] = result.metrics
-            yield Contribution(result.client, result.shared, float(result.samples))
+            loss = result.metrics.get("loss") if result.client in self.adversarial else None
+            yield Contribution(result.client, result.shared, float(result.samples), loss)
 
 
 def _train_job(state: ServerState, member: Member, plan: Plan) -> Train:

@@ -1,0 +1,172 @@
+"""The options of a method, by their names in the `[method]` section of an experiment: checked and put in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from fedrbn import plugins
+from fedrbn.attacks import Attack
+from fedrbn.config import ConfigError, MethodConfig
+from fedrbn.federated.affine import AffineTraining
+from fedrbn.federated.aggregation import Local
+from fedrbn.federated.free import Free
+from fedrbn.federated.methods import METHODS, Method
+from fedrbn.federated.objectives import Adversarial, Calibrated, Fractional, Mart, Objective, Trades
+from fedrbn.federated.propagation import Propagation, Weighting
+from fedrbn.federated.training import Meta, Sgd
+from fedrbn.nets.dual_bn import Affine
+from fedrbn.types import Branch
+
+AT_LOSSES: Mapping[str, type[Adversarial | Trades | Mart]] = {"ce": Adversarial, "trades": Trades, "mart": Mart}
+"""What `method.at_loss` can name."""
+
+
+def configure(config: MethodConfig, attack: Attack) -> Method:
+    """The named method with the given options in place of its own; an option it does not have is refused."""
+    method = _named(config, attack)
+    known = options(method)
+    useless = {key for key, value in config.model_dump(exclude={"name"}).items() if value is not None} - known
+    if useless:
+        key = sorted(useless)[0]
+        raise ConfigError(
+            f"got method.{key} for method {method.name!r}, which has no such part; expected one of "
+            f"{', '.join(sorted(known)) or 'no options'}. Leave it out, or choose another method."
+        )
+    return _with_options(method, config)
+
+
+def options(method: Method) -> frozenset[str]:
+    """The names of the options that a method has; `beta` needs an `at_loss` that has it, too."""
+    own = settings(method).keys()
+    return frozenset(own | {"beta"} if "at_loss" in own else own)
+
+
+def settings(method: Method) -> dict[str, Any]:
+    """The options of a method and their values, by their names in the config."""
+    values: dict[str, Any] = {"logits": "calibrated" if method.class_prior else "plain"}
+    if method.fine_tuning is None:
+        values["local"] = method.local.value
+    else:  # fine-tuning starts from a single model, so nothing can stay local
+        values |= {"ft_iterations": method.fine_tuning.iterations, "freeze": method.fine_tuning.freeze}
+    if method.dual_bn:
+        values |= {"affine": method.affine.value, "predict": method.predict.value}
+    if method.propagation is not None:
+        values |= {
+            "weighting": method.propagation.weighting.value,
+            "temperature": method.propagation.temperature,
+        }
+    if method.calibration is not None:
+        clip = method.calibration.clip
+        values |= {"lam": method.calibration.lam, "clip": "off" if clip is None else clip, "warmup": method.warmup}
+    return values | _training_settings(method)
+
+
+def _training_settings(method: Method) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    match method.training:
+        case Sgd(proximal=mu):
+            values["mu"] = mu
+        case Meta(inner=inner, meta=meta):
+            values |= {"inner_lr": inner, "meta_lr": meta}
+    match method.at_training:
+        case Free(replays=replays):
+            values["replays"] = replays
+        case AffineTraining(rate=rate, gamma=gamma):
+            values |= {"affine_lr": rate, "gamma": gamma}
+        case None:
+            values |= _at_settings(method.at)
+    return values
+
+
+def _at_settings(objective: Objective) -> dict[str, Any]:
+    share = 1.0
+    if isinstance(objective, Fractional):
+        share, objective = objective.share, objective.adversarial
+    named = [name for name, kind in AT_LOSSES.items() if isinstance(objective, kind)]
+    if not named:
+        return {}  # of somebody's own making: it has its own settings
+    beta = {"beta": objective.beta} if isinstance(objective, Trades | Mart) else {}
+    return {"at_loss": named[0], "at_share": share, **beta}
+
+
+def _named(config: MethodConfig, attack: Attack) -> Method:
+    if config.name in METHODS:
+        return METHODS[config.name](attack)
+    if not plugins.is_reference(config.name):
+        raise plugins.unknown("method", config.name, METHODS)
+    found = plugins.resolve(config.name)
+    method = found(attack) if callable(found) else found
+    if not isinstance(method, Method):
+        raise ConfigError(
+            f"got {config.name!r}, which gives {type(method).__name__}; expected a fedrbn.Method, or a function of "
+            "the attack that returns one."
+        )
+    return method
+
+
+def _with_options(method: Method, config: MethodConfig) -> Method:
+    changes: dict[str, Any] = {}
+    if config.local is not None:
+        changes["local"] = Local(config.local)
+    if config.affine is not None:
+        changes["affine"] = Affine(config.affine)
+    if config.predict is not None:
+        changes["predict"] = Branch(config.predict)
+    if config.warmup is not None:
+        changes["warmup"] = config.warmup
+    if config.logits is not None:
+        changes["class_prior"] = config.logits == "calibrated"
+    if method.propagation is not None:
+        weighting = Weighting(config.weighting) if config.weighting else method.propagation.weighting
+        temperature = config.temperature or method.propagation.temperature
+        changes["propagation"] = Propagation(weighting, temperature)
+    if method.calibration is not None:
+        lam = method.calibration.lam if config.lam is None else config.lam
+        clip = method.calibration.clip if config.clip is None else config.clip
+        changes["calibration"] = Calibrated(lam, None if clip == "off" else clip)
+    if method.fine_tuning is not None:
+        changes["fine_tuning"] = _replaced(method.fine_tuning, iterations=config.ft_iterations, freeze=config.freeze)
+    return replace(method, **changes, **_training_changes(method, config), at=_at_objective(method, config))
+
+
+def _training_changes(method: Method, config: MethodConfig) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    match method.training:
+        case Sgd():
+            changes["training"] = _replaced(method.training, proximal=config.mu)
+        case Meta():
+            changes["training"] = _replaced(method.training, inner=config.inner_lr, meta=config.meta_lr)
+    match method.at_training:
+        case Free():
+            changes["at_training"] = _replaced(method.at_training, replays=config.replays)
+        case AffineTraining():
+            changes["at_training"] = _replaced(method.at_training, rate=config.affine_lr, gamma=config.gamma)
+    return changes
+
+
+def _at_objective(method: Method, config: MethodConfig) -> Objective:
+    """What AT users minimise, with `at_loss`, `beta` and `at_share` in place of the method's own."""
+    own = _at_settings(method.at)
+    if not own:
+        return method.at
+    inner = cast(Adversarial | Trades | Mart, method.at.adversarial if isinstance(method.at, Fractional) else method.at)
+    name = config.at_loss or own["at_loss"]
+    if name == "ce":
+        if config.beta is not None:
+            raise ConfigError(
+                f"got method.beta = {config.beta:g} with method.at_loss = 'ce', which has no such weight; expected "
+                "at_loss = 'trades' or 'mart'. Choose one, or leave beta out."
+            )
+        made: Objective = Adversarial(inner.attack)
+    else:
+        kind = Trades if name == "trades" else Mart
+        made = _replaced(inner if isinstance(inner, kind) else kind(inner.attack), beta=config.beta)
+    share = own["at_share"] if config.at_share is None else config.at_share
+    return made if share == 1 else Fractional(made, share)
+
+
+def _replaced(value: Any, **wanted: Any) -> Any:
+    """The dataclass value with the settings that are given, which are those that are not None."""
+    return replace(value, **{name: new for name, new in wanted.items() if new is not None})
