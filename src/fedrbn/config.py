@@ -1,7 +1,4 @@
-"""An experiment as one frozen value: validated when it is made, read from TOML, written back to TOML.
-
-Every field has the paper's setting as its default where the paper states one; `docs/configuration.md` lists them.
-"""
+"""An experiment as one frozen value: validated when it is made, read from TOML, written back to TOML."""
 
 from __future__ import annotations
 
@@ -11,223 +8,50 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
-Share = Annotated[float, Field(gt=0, le=1)]
-"""A part of a whole: above 0, at most 1."""
+from fedrbn.sections import (
+    AttackConfig,
+    AtUsers,
+    DataConfig,
+    Dirichlet,
+    FederationConfig,
+    FirstDomains,
+    MethodConfig,
+    ModelConfig,
+    Partition,
+    RunConfig,
+    Section,
+    TrainConfig,
+)
 
-
-def _as_fraction(value: object) -> object:
-    """Accept "8/255" beside 0.031…, because that is how the field writes ε."""
-    if isinstance(value, str) and value.count("/") == 1:
-        above, below = value.split("/")
-        try:
-            return float(above) / float(below)
-        except (ValueError, ZeroDivisionError):
-            return value
-    return value
-
-
-Pixels = Annotated[float, BeforeValidator(_as_fraction), Field(ge=0, le=1)]
-"""A distance in pixel space, where images lie in [0, 1]; the text "8/255" is accepted too."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-
-class DataConfig(_Section):
-    """Which images: an embedded or prepared data set, an image folder, or `package.module:object`."""
-
-    name: str = "digits-mini"
-    """digits-mini, digits, office-caltech10, domainnet, a folder root/<domain>/<class>/*, or package.module:object."""
-    domains: tuple[str, ...] | None = None
-    """The domains that take part, in this order; None takes all."""
-    image_size: int | None = Field(default=None, ge=8, le=1024)
-    """Side of the square images in pixels; None keeps the data set's own (28 for digits, 256 for photographs)."""
-
-
-class Dirichlet(_Section):
-    """A Dirichlet draw with this concentration: small values give very unequal shares."""
-
-    concentration: float = Field(gt=0)
-
-
-class Partition(_Section):
-    """How a domain's images are spread over its users."""
-
-    sizes: Literal["uniform"] | Dirichlet = "uniform"
-    """How many each user gets: the same number, or Dirichlet shares."""
-    labels: Literal["uniform"] | Dirichlet = "uniform"
-    """Which classes each user gets: the domain's own mix, or a Dirichlet label skew."""
+__all__ = [
+    "DATA_DEFAULTS",
+    "AtUsers",
+    "AttackConfig",
+    "ConfigError",
+    "DataConfig",
+    "Dirichlet",
+    "Experiment",
+    "FederationConfig",
+    "FirstDomains",
+    "MethodConfig",
+    "ModelConfig",
+    "Partition",
+    "RunConfig",
+    "TrainConfig",
+    "from_toml",
+    "make",
+    "parse_setting",
+    "read",
+    "reference",
+    "with_settings",
+]
 
 
-class FirstDomains(_Section):
-    """A ratio of the users in some of the domains: the first n in the data set's order, or those named."""
-
-    ratio: Share
-    domains: int | tuple[str, ...]
-
-
-AtUsers = Annotated[float, Field(ge=0, le=1)] | tuple[str, ...] | FirstDomains
-
-
-class FederationConfig(_Section):
-    """Who takes part: users per domain, their data, and which of them can afford adversarial training."""
-
-    users_per_domain: int = Field(default=10, ge=1)
-    """Users that share each domain's images."""
-    fraction: Share = 0.3
-    """Part of each domain's training images that is used at all."""
-    validation: float = Field(default=0.5, ge=0, lt=1)
-    """Part of each user's training images that is held out for model selection."""
-    partition: Partition = Partition()
-    """How images are spread over users: uniform, dirichlet (sizes), label-skew, or a table with concentrations."""
-    min_samples: int = Field(default=4, ge=2)
-    """Fewest training images a user may end up with (batch norm needs at least two)."""
-    test_samples: int | None = Field(default=None, ge=1)
-    """Most test images per user; None uses all. The test set of a domain is split among its users."""
-    participants: Annotated[int, Field(ge=1)] | Share | None = None
-    """Users per round: a number, a share of all, or None for everybody."""
-    at: AtUsers = 0.2
-    """AT users: a ratio per domain, names of domains or users, or {ratio, domains} for the first or named domains."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_forms(cls, values: Any) -> Any:
-        """`at = "mnist"` means the list of one name; `partition = "dirichlet"` means Dirichlet sizes."""
-        if isinstance(values, dict):
-            values = dict(values)
-            if isinstance(values.get("at"), str):
-                values["at"] = (values["at"],)
-            if isinstance(values.get("partition"), str):
-                values["partition"] = _named_partition(values["partition"])
-        return values
-
-
-def _named_partition(name: str) -> dict[str, Any]:
-    named: dict[str, dict[str, Any]] = {
-        "uniform": {},
-        "dirichlet": {"sizes": {"concentration": 1.0}},
-        "label-skew": {"labels": {"concentration": 0.5}},
-    }
-    if name not in named:
-        raise ValueError(
-            f"got partition {name!r}; expected {', '.join(named)}, or a table such as "
-            "{ sizes = { concentration = 1.0 } } or { labels = { concentration = 0.5 } }"
-        )
-    return named[name]
-
-
-class ModelConfig(_Section):
-    """Which network: digits, alexnet, resnet18, or `package.module:factory`."""
-
-    name: str = "digits"
-    """digits, alexnet, resnet18, or package.module:factory."""
-    width: float = Field(default=1.0, gt=0, le=4)
-    """Scales every layer's channels; 1 is the paper's network."""
-
-
-class TrainConfig(_Section):
-    """Local training and the rounds."""
-
-    rounds: int = Field(default=300, ge=1)
-    """Communication rounds."""
-    local_epochs: int = Field(default=1, ge=1)
-    """Passes over a user's data per round."""
-    batch_size: int = Field(default=32, ge=2)
-    """Images per step; a last batch of one joins the batch before it."""
-    lr: float = Field(default=1e-2, gt=0)
-    """Learning rate of SGD."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """The learning rate over rounds: constant, or a cosine from `lr` towards 0."""
-    validate_every: int = Field(default=1, ge=1)
-    """Rounds between two validations; the last round is always validated."""
-    aggregation: str = "mean"
-    """How uploads become the next weights: mean (weighted by samples), slack (SFAT), or package.module:object."""
-    slack: float | None = Field(default=None, ge=0, lt=1)
-    """α of SFAT: AT users with the smaller half of losses weigh 1 + α, the others 1 − α; 1/6 unless given."""
-
-
-class AttackConfig(_Section):
-    """The adversary in training, validation and test: L∞, in pixels."""
-
-    name: str = "pgd"
-    """pgd, mia (momentum), fgsm-rs, or `package.module:object`."""
-    eps: Pixels = 8 / 255
-    """Most that a pixel may change; "8/255" is accepted."""
-    steps: int = Field(default=7, ge=1)
-    """Gradient steps."""
-    step_size: Pixels = 2 / 255
-    """Length of a step."""
-    threat: Literal["pixel", "authors-release"] = "pixel"
-    """pixel: ε in pixels, images in [0, 1]. authors-release: the released code's arithmetic, for comparison only."""
-
-
-class MethodConfig(_Section):
-    """The federated method and its options; None means the method's own default."""
-
-    name: str = "fedrbn"
-    """fedrbn, fedrbn-noprop, fatavg, fatprox, fatbn, fatavg+dbn, fatmeta, fedrob, fatavg-free, fatbn-free, local-at,
-    finetune, or package.module:object."""
-    lam: float | None = Field(default=None, ge=0, le=1)
-    """λ of Eq. 5, the weight of the calibration loss of ST users."""
-    weighting: Literal["cosine", "uniform"] | None = None
-    """How donors of BN_a are weighted (Eq. 4)."""
-    temperature: float | None = Field(default=None, gt=0)
-    """T of the softmax in Eq. 4."""
-    affine: Literal["shared", "separate"] | None = None
-    """One trainable w, b for both branches, or one pair each."""
-    local: Literal["nothing", "bn-stats", "bn", "everything"] | None = None
-    """What is kept per client and never averaged."""
-    warmup: int | None = Field(default=None, ge=0)
-    """Rounds at the start in which λ is 0."""
-    clip: Annotated[float, Field(gt=0)] | Literal["off"] | None = None
-    """Largest norm of the calibration gradient (Algorithm 3), or "off"."""
-    mu: float | None = Field(default=None, ge=0)
-    """Weight of the proximal term (μ/2)‖w − w_t‖²."""
-    predict: Literal["clean", "noised"] | None = None
-    """The branch that predicts and is attacked."""
-    at_loss: Literal["ce", "trades", "mart"] | None = None
-    """What AT users minimise: the paper's mean of clean and attacked cross-entropy, TRADES, or MART."""
-    beta: float | None = Field(default=None, ge=0)
-    """Weight of the KL divergence in TRADES and MART; 6 unless given."""
-    at_share: Share | None = None
-    """Fractional AT: the chance of each batch of an AT user to be adversarial; the others are standard training."""
-    logits: Literal["plain", "calibrated"] | None = None
-    """calibrated adds the log of the client's smoothed class prior to the logits in training (CalFAT)."""
-    inner_lr: float | None = Field(default=None, gt=0)
-    """fatmeta: rate of the step that adapts, in training and before evaluation."""
-    meta_lr: float | None = Field(default=None, gt=0)
-    """fatmeta: rate of the meta step, in place of train.lr."""
-    replays: int | None = Field(default=None, ge=1)
-    """Free AT: replays of each batch of an AT user; train.rounds is divided by it."""
-    affine_lr: float | None = Field(default=None, gt=0)
-    """fedrob: step of the affine map Λx + δ."""
-    gamma: float | None = Field(default=None, ge=0)
-    """fedrob: γ, how strongly the affine map is held at the identity."""
-    ft_iterations: int | None = Field(default=None, ge=1)
-    """finetune: steps of each ST user after the AT users have trained."""
-    freeze: int | None = Field(default=None, ge=0)
-    """finetune: the network's first layers that ST users leave as they are, with the batch norm that follows them."""
-
-
-class RunConfig(_Section):
-    """How and where it runs; nothing here changes the numbers except the seed."""
-
-    seed: int = Field(default=1, ge=0)
-    """Decides all randomness."""
-    workers: int | None = Field(default=None, ge=1)
-    """Processes that train clients, one thread each; None takes one per core, 1 trains in this process."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
-    """Where networks run; an accelerator is used from one process."""
-    out: str | None = None
-    """The run directory; None makes one under `runs/`."""
-
-
-class Experiment(_Section):
+class Experiment(Section):
     """Everything that decides a run."""
 
     data: DataConfig = DataConfig()
