@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fedrbn.assembly import Assembly
 from fedrbn.estimate import as_text, estimate_seconds
-from fedrbn.types import Failure, Result, Role, Upload
+from fedrbn.types import Answers, Failure, Result, Role, Upload
 
 
 class Display:
@@ -23,6 +23,7 @@ class Display:
         self.rounds = self.finished = 0
         self.started = 0.0
         self.loss = self.validation = ""
+        self.activity = "training"
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -56,7 +57,7 @@ class Display:
             highlight=False,
         )
         self.rounds_bar = self.progress.add_task(f"{self.title} round", total=self.rounds, completed=finished, note="")
-        self.clients_bar = self.progress.add_task("clients", total=len(members), note="")
+        self.clients_bar = self.progress.add_task(self.activity, total=len(members), note="")
 
     def answered(self, result: Result) -> None:
         """Show the client that has just answered."""
@@ -67,7 +68,15 @@ class Display:
             note = f"{result.client} ({self.roles[result.client].value}) loss {result.metrics['loss']:.3f}"
         elif isinstance(result, Failure):
             note = f"{result.client} failed"
+        if isinstance(result, Answers) and self.activity == "training":  # the round's uploads are in: now validation
+            self._count_anew("validating")
         self.progress.update(self.clients_bar, advance=1, note=note)
+
+    def _count_anew(self, activity: str) -> None:
+        """Count clients from 0 again, for what they do next."""
+        self.activity = activity
+        if self.clients_bar is not None:
+            self.progress.reset(self.clients_bar, description=activity, total=len(self.roles), note="")
 
     def round_finished(self, record: dict[str, Any]) -> None:
         """Show the round's loss, its validation and the time left."""
@@ -81,7 +90,7 @@ class Display:
         note = "  ".join(text for text in (self.loss, self.validation, f"{as_text(left)} left") if text)
         if self.rounds_bar is not None and self.clients_bar is not None:
             self.progress.update(self.rounds_bar, completed=record["round"], note=note)
-            self.progress.reset(self.clients_bar, note="")
+            self._count_anew("training")
         if not self.console.is_terminal:
             self.console.print(f"{self.title}: round {record['round']}/{self.rounds}  {note}", highlight=False)
 
@@ -89,6 +98,7 @@ class Display:
         """Say that the final evaluation starts."""
         if self.clients_bar is not None:
             self.progress.remove_task(self.clients_bar)
-        self.clients_bar = self.progress.add_task(f"{self.title} evaluating", total=clients, note="")
+        self.activity = "evaluating"
+        self.clients_bar = self.progress.add_task(f"{self.title} {self.activity}", total=clients, note="")
         if not self.console.is_terminal:
             self.console.print(f"{self.title}: evaluating {clients} clients", highlight=False)
