@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from fedrbn.cli import costing, datasets, evaluating, planning, running, settings, shipping
+from fedrbn.cli import costing, datasets, evaluating, planning, reproducing, running, settings, shipping
 
 app = typer.Typer(
     name="fedrbn",
@@ -27,6 +27,7 @@ for command in (
     planning.probe,
     planning.plan,
     costing.cost,
+    reproducing.reproduce,
 ):
     app.command()(command)
 app.add_typer(datasets.app, name="data")
