@@ -1,0 +1,129 @@
+"""What an experiment of the paper consists of, as its TOML file declares it: parts, each with rows and columns.
+
+A cell of a part is its row and column together: the settings of the part, the row and the column make one run, and
+the row says what to read from that run. Settings are always those of the paper's size; a scale makes them smaller.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from fedrbn.config import ConfigError
+
+SECTIONS = ("data", "federation", "model", "train", "method")
+"""The sections of an experiment that a declaration may set; attack and seed come from the command line."""
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    data: dict[str, Any] = {}
+    federation: dict[str, Any] = {}
+    model: dict[str, Any] = {}
+    train: dict[str, Any] = {}
+    method: dict[str, Any] = {}
+
+    @property
+    def settings(self) -> list[tuple[str, str, Any]]:
+        """What is set here, as (section, key, value)."""
+        return [(section, key, value) for section in SECTIONS for key, value in getattr(self, section).items()]
+
+
+class Column(_Settings):
+    """A group of columns: one for each metric."""
+
+    label: str
+
+
+class Row(_Settings):
+    """A row, with the paper's numbers: for each column one for each metric, or none where the paper has none."""
+
+    label: str
+    read: tuple[str, ...] | None = None
+    """What to read from the run for each metric, where it is not what the experiment says."""
+    paper: tuple[tuple[float, ...], ...] = ()
+
+
+class Part(_Settings):
+    """One table of the experiment."""
+
+    label: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Part:
+        for row in self.rows:
+            if row.paper and len(row.paper) != len(self.columns):
+                raise ValueError(
+                    f"got {len(row.paper)} groups of the paper's numbers in row {row.label!r}; expected one for each "
+                    f"of the {len(self.columns)} columns, [] where the paper has none"
+                )
+        return self
+
+
+class Declaration(BaseModel):
+    """An experiment of the paper."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    """That of its file."""
+    title: str
+    place: str
+    """Where it is in the paper."""
+    note: str = ""
+    """Which setting it has, and what the paper leaves open."""
+    metrics: tuple[str, ...] = ("RA", "SA")
+    """Headings below each column."""
+    read: tuple[str, ...] = ("ra", "sa")
+    """What to read from a run for each metric; see fedrbn.reproduce.reading."""
+    parts: tuple[Part, ...]
+
+    @model_validator(mode="after")
+    def _one_of_each_per_metric(self) -> Declaration:
+        rows = [row for part in self.parts for row in part.rows]
+        for found in [self.read, *(row.read for row in rows if row.read is not None)]:
+            if len(found) != len(self.metrics):
+                raise ValueError(f"got read = {found}; expected one for each of the metrics {self.metrics}")
+        for row in rows:
+            wrong = [numbers for numbers in row.paper if numbers and len(numbers) != len(self.metrics)]
+            if wrong:
+                raise ValueError(f"got {wrong[0]} in row {row.label!r}; expected a number for each of {self.metrics}")
+        return self
+
+
+def folder() -> Path:
+    """Where the declarations are: experiments/paper here, or else in the working copy that this package is part of."""
+    tried = [Path("experiments/paper"), Path(__file__).parents[3] / "experiments" / "paper"]
+    for path in tried:
+        if path.is_dir():
+            return path
+    raise ConfigError(
+        "got no folder experiments/paper; expected it in the current directory. Run the command in a working copy of "
+        "the project, which has the declarations of the paper's experiments."
+    )
+
+
+def names() -> list[str]:
+    """All experiments."""
+    return sorted(path.stem for path in folder().glob("*.toml"))
+
+
+def read(name: str) -> Declaration:
+    """An experiment by its name."""
+    known = names()
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        remedy = f"Did you mean {nearest[0]!r}?" if nearest else "fedrbn reproduce --list shows all."
+        raise ConfigError(f"got experiment {name!r}; expected one of {', '.join(known)}. {remedy}")
+    path = folder() / f"{name}.toml"
+    try:
+        return Declaration.model_validate({"name": name, **tomllib.loads(path.read_text(encoding="utf-8"))})
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigError(f"got {path}, which is not a declaration: {error}") from None

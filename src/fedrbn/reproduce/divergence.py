@@ -1,0 +1,92 @@
+"""Is batch-norm similarity (Eq. 4) a stand-in for the domain divergence of the paper's lemma?
+
+The lemma weighs AT users by d_HΔH of their domain and the receiver's. It is estimated here, as usual, from the error e
+of a classifier that tells images of the two domains apart on held-out images:
+
+    d = 2 (1 − 2e)          2 for domains that are told apart without error, 0 for domains that cannot be
+
+The classifier is a linear one (ridge regression on images of 14 × 14 pixels); the similarity is that of the clean
+statistics of all pairs of users of the two domains, on average. If it is a stand-in, their rank correlation is below 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from sklearn.linear_model import RidgeClassifier
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedrbn.assembly import assemble
+from fedrbn.data.samples import Federation
+from fedrbn.federated.propagation import similarity
+from fedrbn.loading import load
+from fedrbn.nets.dual_bn import batch_norms
+from fedrbn.randomness import derive
+from fedrbn.storage import RunDirectory, write_atomically
+
+SIDE = 14
+MOST_IMAGES = 1000
+"""Of each domain."""
+_FILE = "divergence.json"
+
+
+def measure(path: Path) -> dict[str, float]:
+    """Compare all pairs of domains of a trained run; the numbers are kept in its directory."""
+    federation = assemble(RunDirectory.open(path).experiment()).federation
+    seed = derive(load(path).experiment.run.seed, "divergence")
+    found: dict[str, float] = {}
+    alike = similarities(path, federation)
+    for one, other in itertools.combinations(federation.domains, 2):
+        rng = np.random.default_rng([seed, *(federation.domains.index(name) for name in (one, other))])
+        apart = domain_divergence(_images(federation, one), _images(federation, other), rng)
+        for pair in (f"{one} {other}", f"{other} {one}"):  # a table may name them in either order
+            found |= {f"similarity {pair}": alike[one, other], f"divergence {pair}": apart}
+    both = [[value for text, value in found.items() if text.startswith(kind)] for kind in ("similarity", "divergence")]
+    if all(len(set(values)) > 1 for values in both):  # a rank correlation with a constant is undefined
+        found["correlation"] = float(spearmanr(*both).statistic)
+    write_atomically(path / _FILE, json.dumps(found, indent=1).encode())
+    return found
+
+
+def stored(path: Path) -> dict[str, float] | None:
+    """What `measure` found before; None if it has not been asked."""
+    if not (path / _FILE).is_file():
+        return None
+    return {str(text): float(value) for text, value in json.loads((path / _FILE).read_text(encoding="utf-8")).items()}
+
+
+def similarities(path: Path, federation: Federation) -> dict[tuple[str, str], float]:
+    """For every pair of domains the mean over pairs of their users of Sim (Eq. 4)."""
+    trained = load(path)
+    users = {domain: [c.id for c in federation.clients if c.domain == domain] for domain in federation.domains}
+    norms = batch_norms(trained.net)
+    return {
+        (one, other): similarity(trained.state.personal, users[one], users[other], norms).mean().item()
+        for one, other in itertools.combinations(federation.domains, 2)
+    }
+
+
+def domain_divergence(one: NDArray[np.float32], other: NDArray[np.float32], rng: np.random.Generator) -> float:
+    """d from the error of a linear classifier, trained on half of the rows of both and tested on the other half."""
+    count = min(len(one), len(other), MOST_IMAGES) // 2 * 2
+    halves = [rng.permutation(rows)[:count].reshape(2, count // 2, -1) for rows in (one, other)]
+    train, test = (np.concatenate([half[part] for half in halves]) for part in (0, 1))
+    labels = np.repeat([0, 1], count // 2)
+    error = float(np.mean(RidgeClassifier().fit(train, labels).predict(test) != labels))
+    return max(0.0, 2 * (1 - 2 * error))
+
+
+def _images(federation: Federation, domain: str) -> NDArray[np.float32]:
+    """Clean training images of a domain, shrunk, one a row."""
+    parts = [c.train.images for c in federation.clients if c.domain == domain]
+    parts += [c.validation.images for c in federation.clients if c.domain == domain]
+    pixels: Tensor = torch.cat(parts)[: 2 * MOST_IMAGES].float() / 255
+    rows: NDArray[np.float32] = F.adaptive_avg_pool2d(pixels, SIDE).flatten(1).numpy()
+    return rows

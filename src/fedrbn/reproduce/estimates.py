@@ -1,0 +1,59 @@
+"""How long an experiment takes, roughly: multiply-accumulates over an assumed speed; nothing is opened or measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cache
+
+from fedrbn import nets
+from fedrbn.config import Experiment
+from fedrbn.cost import paper_forward_macs
+from fedrbn.data import AVAILABLE
+from fedrbn.data.declared import PAPER
+from fedrbn.data.federation import at_users
+from fedrbn.nets.dual_bn import dual
+from fedrbn.planner import Duty, units
+from fedrbn.reproduce.plan import Cell
+
+MACS_PER_SECOND = 35e9
+"""Assumed for one core: at scale cpu, the networks of digits and photographs were measured at 40 and 27 · 10⁹."""
+SECONDS_PER_STEP = 0.004
+"""Assumed beside the arithmetic of each local step, for each forward or backward pass of it."""
+SECONDS_PER_RUN = 1.5
+"""Assumed for reading the data."""
+_CLASSES = 10
+_CHANNELS = 3
+
+
+def seconds(cells: Iterable[Cell]) -> float:
+    """Of all runs of these cells that one core does one after the other; further attacks are not counted."""
+    runs = {experiment.key(): experiment for cell in cells for experiment in cell.runs}
+    return sum(run_seconds(experiment) for experiment in runs.values())
+
+
+def run_seconds(experiment: Experiment) -> float:
+    """Of one run on one core: training and the evaluation at the end."""
+    own, train = experiment.federation, experiment.train
+    about = PAPER.get(experiment.data.name, AVAILABLE[experiment.data.name])
+    ids = {name: [f"{name}-{i}" for i in range(own.users_per_domain)] for name in about.domains}
+    users = sum(len(members) for members in ids.values())
+    at_share = len(at_users(ids, own.at)) / users
+    images = own.fraction * min(about.train) / own.users_per_domain * (1 - own.validation)
+    calibrates = experiment.method.lam is not None and experiment.method.lam > 0 and at_share > 0
+    standard = units(Duty.PNC if calibrates else Duty.ST, 0, experiment.method.lam)
+    passes = at_share * units(Duty.AT, experiment.attack.steps, None) + (1 - at_share) * standard
+    taking_part = 1.0 if own.participants is None else own.participants / (1 if own.participants <= 1 else users)
+    epochs = train.rounds * train.local_epochs * users * taking_part
+    steps = math.ceil(images / train.batch_size)
+    macs = _forward_macs(experiment.model.name, experiment.model.width, experiment.data.image_size or about.image_size)
+    tested = min(about.test) if own.test_samples is None else own.test_samples * own.users_per_domain
+    evaluation = tested * len(about.domains) * 3 * experiment.attack.steps * 2
+    arithmetic = (epochs * passes * images + evaluation) * macs / MACS_PER_SECOND
+    return arithmetic + epochs * passes / 3 * steps * SECONDS_PER_STEP + SECONDS_PER_RUN
+
+
+@cache
+def _forward_macs(name: str, width: float, side: int) -> int:
+    shape = (_CHANNELS, side, side)
+    return paper_forward_macs(dual(nets.build(name, _CLASSES, width, shape, 0)), shape)

@@ -1,0 +1,86 @@
+"""Read a table's number from a finished run.
+
+| text | what it is |
+|---|---|
+| `ra`, `sa`, `ra@clean`, `ra adaptive` … | a column of the run's evaluation, mean over users, in % |
+| `ra/mnist` | the same for the users of one domain |
+| `ra[pgd-20]` | robust accuracy under a further attack |
+| `validation 0.5` | the validation score after this share of the rounds, in % |
+| `T`, `T total` | 10¹² MACs of an epoch, or of all rounds, in the paper's count |
+| `similarity a b`, `divergence a b`, `correlation` | of two domains, see fedrbn.reproduce.divergence |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedrbn.config import Experiment
+from fedrbn.reproduce import divergence
+from fedrbn.storage import RunDirectory
+
+TERA = 1e12
+
+
+def directory(experiment: Experiment, store: Path) -> Path:
+    """Where the run of a config is in the store."""
+    return store / f"{experiment.method.name.replace(':', '.')}-{experiment.key()}"
+
+
+def value(path: Path, text: str, attacks: Sequence[str] = ()) -> float | None:
+    """The number that a text names, in the unit of tables; None if the run is not that far."""
+    record = evaluation(path)
+    if record is None:
+        return None
+    if text in ("T", "T total"):
+        count = "macs_per_epoch" if text == "T" else "macs_total"
+        return float(record["cost"][count]["paper"]) / TERA
+    first = text.split(" ", maxsplit=1)[0]
+    if first in ("similarity", "divergence", "correlation"):
+        return (divergence.stored(path) or {}).get(text)
+    if first == "validation":
+        return _percent(_validation(path, float(text.split(" ")[1])))
+    if text.startswith("ra["):
+        return _percent(_under_attack(path, text[3:-1], attacks))
+    metric, slash, domain = text.partition("/")
+    return _percent((record["domains"].get(domain, {}) if slash else record["mean"]).get(metric))
+
+
+def evaluation(path: Path) -> dict[str, Any] | None:
+    """The record of the evaluation that ended the training; None if it is not finished."""
+    if not (path / "config.toml").is_file():
+        return None
+    records = RunDirectory.open(path).records("evaluations.jsonl")
+    return records[0] if records else None
+
+
+def under_attacks(path: Path, attacks: Sequence[str]) -> dict[str, Any] | None:
+    """The record of an evaluation with all of these attacks; None if there is none yet."""
+    records = RunDirectory.open(path).records("evaluations.jsonl")
+    return next((record for record in records[1:] if set(attacks) <= record["attacks"].keys()), None)
+
+
+def _under_attack(path: Path, attack: str, attacks: Sequence[str]) -> float | None:
+    record = under_attacks(path, attacks)
+    if record is None:
+        return None
+    found: float | None = record["mean"].get("ra" if attack == record["attack"] else f"ra[{attack}]")
+    return found
+
+
+def _validation(path: Path, share: float) -> float | None:
+    """The newest score by the round in which this share of the rounds is finished."""
+    records = RunDirectory.open(path).records("rounds.jsonl")
+    last = math.ceil(share * records[-1]["round"] - 1e-9) if records else 0  # 0.1 has no exact float
+    scores: list[float] = [
+        record["validation"]["score"]
+        for record in records
+        if record["round"] <= last and record.get("validation", {}).get("score") is not None
+    ]
+    return scores[-1] if scores else None
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share

@@ -1,0 +1,86 @@
+"""Complete the runs of an experiment: several at a time, each continued where it stopped, none repeated."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from torch import set_num_threads
+
+from fedrbn import sweep
+from fedrbn.config import Experiment
+from fedrbn.examination import Examination
+from fedrbn.reproduce import divergence, reading
+from fedrbn.reproduce.plan import Cell
+from fedrbn.runs import evaluate
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run and what is asked of it once it is trained."""
+
+    experiment: Experiment
+    attacks: tuple[str, ...] = ()
+    divergence: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a task ended; `error` is None if it is complete."""
+
+    task: Task
+    error: str | None
+
+
+def tasks(cells: Iterable[Cell]) -> list[Task]:
+    """Every run once, with all that any cell asks of it."""
+    found: dict[str, Task] = {}
+    for cell in cells:
+        for experiment in cell.runs:
+            task = found.setdefault(experiment.key(), Task(experiment))
+            attacks = tuple(dict.fromkeys((*task.attacks, *cell.attacks)))
+            found[experiment.key()] = replace(
+                task, attacks=attacks, divergence=task.divergence or cell.needs_divergence
+            )
+    return list(found.values())
+
+
+def complete(todo: Iterable[Task], store: Path, workers: int, subset: int) -> Iterator[Outcome]:
+    """Complete the tasks, as many at a time as there are workers; a task that fails does not stop the others."""
+    waiting = list(todo)
+    if workers == 1 or len(waiting) == 1:
+        for task in waiting:
+            yield _outcome(task, partial(finish, task, store, subset))
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        min(workers, len(waiting)), mp_context=context, initializer=set_num_threads, initargs=(1,)
+    ) as pool:
+        started: dict[Future[None], Task] = {pool.submit(finish, task, store, subset): task for task in waiting}
+        try:
+            for future in as_completed(started):
+                yield _outcome(started[future], future.result)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after an interruption, start nothing more
+
+
+def _outcome(task: Task, result: Callable[[], None]) -> Outcome:
+    try:
+        result()
+    except (ValueError, TypeError, RuntimeError, OSError, ArithmeticError) as error:
+        return Outcome(task, f"{type(error).__name__}: {error}")
+    return Outcome(task, None)
+
+
+def finish(task: Task, store: Path, subset: int) -> None:
+    """Train a run unless it is trained, then answer what is asked of it unless that is answered."""
+    sweep.complete(sweep.Cell("", task.experiment), store)
+    directory = reading.directory(task.experiment, store)
+    if task.attacks and reading.under_attacks(directory, task.attacks) is None:
+        evaluate(directory, Examination(attacks=task.attacks, adaptive=False, subset=subset), workers=1)
+    if task.divergence and divergence.stored(directory) is None:
+        divergence.measure(directory)

@@ -1,0 +1,124 @@
+"""Three sizes of every experiment: the paper's, one for a CPU, and one that only proves the wiring.
+
+A scale makes a run smaller without touching what the experiment is about: users and their roles, domains, shares of
+participants, batch size and local epochs stay as declared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedrbn.config import Experiment
+from fedrbn.data import AVAILABLE
+
+PHOTOGRAPH = 64
+"""Images of this side or more are photographs: they are few and large, so their size is reduced, not their number."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Factors on the paper's settings."""
+
+    name: str
+    about: str
+    """What the caption of a table says."""
+    width: float = 1.0
+    fraction: float = 1.0
+    """Factor on the share of images, unless that leaves a user with fewer than `least_images` to train on."""
+    least_images: int = 8
+    rounds: float = 1.0
+    """Factor on rounds, and on the iterations of fine-tuning."""
+    lr: float = 1.0
+    """Factor on a constant learning rate: fewer steps need larger ones."""
+    validations: int | None = None
+    """How often a run is validated; None is after every round."""
+    steps: int | None = None
+    """Steps of the attack in training, validation and test."""
+    test_samples: int | None = None
+    """Test images per user."""
+    photograph: int | None = None
+    """Side of photographs in pixels."""
+    subset: int = 10
+    """Test images per user for AutoAttack and local search."""
+    attacks: Mapping[str, str] = field(default_factory=dict)
+    """Attacks of the paper's table that are made shorter, by their text."""
+
+
+SCALES: Mapping[str, Scale] = {
+    "smoke": Scale(
+        "smoke",
+        "1/16 of the channels, 8 to 16 training images per user, 1 to 3 rounds, attacks of 2 steps (APGD alone for "
+        "AutoAttack), 1 test image per user, photographs of 64 pixels: proves the wiring, the accuracies mean nothing",
+        width=1 / 16,
+        fraction=1 / 30,
+        rounds=1 / 200,
+        steps=2,
+        test_samples=1,
+        photograph=64,
+        subset=1,
+        attacks={
+            "pgd-20": "pgd-20:steps=2",
+            "pgd-100": "pgd-100:steps=2",
+            "mia-20": "mia-20:steps=2",
+            "mia-100": "mia-100:steps=2",
+            "aa": "apgd:eps=8/255",
+            "lsa-7": "lsa-7:rounds=1",
+        },
+    ),
+    "cpu": Scale(
+        "cpu",
+        "half of the channels, a third of the paper's images of digits, a fifth of its rounds, twice its constant "
+        "learning rate, 40 test images per user, twenty validations per run, photographs of 128 pixels",
+        width=0.5,
+        fraction=1 / 3,
+        rounds=1 / 5,
+        lr=2.0,
+        validations=20,
+        test_samples=40,
+        photograph=128,
+    ),
+    "paper": Scale("paper", "the paper's size"),
+}
+
+
+def scaled(experiment: Experiment, scale: Scale) -> Experiment:
+    """A run of the paper's size at this scale."""
+    photographs = AVAILABLE[experiment.data.name].image_size >= PHOTOGRAPH
+    rounds = max(1, round(experiment.train.rounds * scale.rounds))
+    train: dict[str, Any] = {"rounds": rounds}
+    if experiment.train.schedule == "constant":
+        train["lr"] = experiment.train.lr * scale.lr
+    if scale.validations is not None:
+        train["validate_every"] = math.ceil(rounds / scale.validations)
+    changes: dict[str, dict[str, Any]] = {
+        "model": {"width": experiment.model.width * scale.width},
+        "train": train,
+        "federation": {"fraction": experiment.federation.fraction if photographs else _fraction(experiment, scale)},
+    }
+    if scale.test_samples is not None:
+        changes["federation"]["test_samples"] = scale.test_samples
+    if scale.photograph is not None and photographs:
+        changes["data"] = {"image_size": scale.photograph}
+    if scale.steps is not None:
+        changes["attack"] = {"steps": scale.steps}
+    if experiment.method.ft_iterations is not None:
+        changes["method"] = {"ft_iterations": max(1, round(experiment.method.ft_iterations * scale.rounds))}
+    return with_changes(experiment, changes)
+
+
+def with_changes(experiment: Experiment, changes: Mapping[str, Mapping[str, Any]]) -> Experiment:
+    """The experiment with these settings, by section, in place of its own; nothing is filled in from defaults."""
+    values = experiment.model_dump()
+    return Experiment.model_validate(values | {section: values[section] | new for section, new in changes.items()})
+
+
+def _fraction(experiment: Experiment, scale: Scale) -> float:
+    """The scaled share of images, raised to where every user can train, and never above the paper's."""
+    own = experiment.federation
+    wanted = own.fraction * scale.fraction
+    needed = own.users_per_domain * scale.least_images / (1 - own.validation)
+    floor = math.ceil(1000 * needed / min(AVAILABLE[experiment.data.name].train)) / 1000
+    return min(own.fraction, max(wanted, floor))

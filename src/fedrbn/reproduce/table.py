@@ -1,0 +1,213 @@
+"""The table of an experiment: our mean ± standard deviation over seeds, with the paper's number in its own column."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fedrbn.config import Experiment
+from fedrbn.reproduce import reading
+from fedrbn.reproduce.declarations import Declaration
+from fedrbn.reproduce.plan import STAND_INS, Cell
+from fedrbn.reproduce.scales import Scale
+from fedrbn.storage import write_atomically
+
+NOT_PERCENT = ("T", "similarity", "divergence")
+"""Metrics that are no accuracies: they are shown with three digits that count."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a table: what each finished seed gave, and the paper's. No seed means that it was not run."""
+
+    part: str
+    row: str
+    column: str
+    metric: str
+    data: str
+    seeds: dict[int, float]
+    paper: float | None
+
+    @property
+    def mean(self) -> float | None:
+        """Over seeds."""
+        return fmean(self.seeds.values()) if self.seeds else None
+
+    @property
+    def std(self) -> float | None:
+        """Over seeds; None for fewer than two."""
+        return stdev(self.seeds.values()) if len(self.seeds) > 1 else None
+
+
+@dataclass(frozen=True)
+class Table:
+    """An experiment's numbers and all that a caption says of them."""
+
+    declaration: Declaration
+    numbers: tuple[Number, ...]
+    stand_ins: dict[str, str]
+    """Parts that ran on other data than the paper's, with those data."""
+    scale: Scale
+    threat: str
+    seeds: tuple[int, ...]
+    versions: dict[str, list[str]]
+
+
+def fill(
+    declaration: Declaration, cells: Sequence[Cell], store: Path, scale: Scale, threat: str, seeds: Sequence[int]
+) -> Table:
+    """The table with what the store has; numbers of runs that are not finished stay empty."""
+    numbers = [
+        Number(cell.part, cell.row, cell.column, metric, cell.data, _by_seed(cell, text, store), paper)
+        for cell in cells
+        for metric, text, paper in zip(declaration.metrics, cell.read, cell.paper, strict=True)
+    ]
+    return Table(
+        declaration=declaration,
+        numbers=tuple(numbers),
+        stand_ins={cell.part: cell.data for cell in cells if cell.data != cell.declared},
+        scale=scale,
+        threat=threat,
+        seeds=tuple(seeds),
+        versions=_versions((run for cell in cells for run in cell.runs), store),
+    )
+
+
+def _by_seed(cell: Cell, text: str, store: Path) -> dict[int, float]:
+    found = {run.run.seed: reading.value(reading.directory(run, store), text, cell.attacks) for run in cell.runs}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _versions(runs: Iterable[Experiment], store: Path) -> dict[str, list[str]]:
+    """Every version of every package that made a number."""
+    found: dict[str, set[str]] = {}
+    for path in {reading.directory(run, store) for run in runs}:
+        for name, version in (reading.evaluation(path) or {}).get("versions", {}).items():
+            found.setdefault(name, set()).add(version)
+    return {name: sorted(versions) for name, versions in found.items()}
+
+
+def write(table: Table, folder: Path) -> None:
+    """Write table.md, table.csv and table.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {
+        "table.md": markdown(table),
+        "table.csv": as_csv(table),
+        "table.json": json.dumps(values(table), indent=1, ensure_ascii=False) + "\n",
+    }
+    for name, content in contents.items():
+        write_atomically(folder / name, content.encode())
+
+
+def caption(table: Table) -> str:
+    """Scale, threat model, seeds, versions, and what the numbers are."""
+    seeds = ", ".join(str(seed) for seed in table.seeds)
+    versions = ", ".join(f"{name} {' and '.join(found)}" for name, found in table.versions.items()) or "nothing has run"
+    spread = "mean ± standard deviation over seeds" if len(table.seeds) > 1 else "one seed"
+    threat, attack = f"Threat model: {table.threat}", "PGD with ε = 8/255"
+    if table.threat != "pixel":
+        threat += " (the released code's arithmetic; says nothing about robustness in pixel space)"
+        attack = "the released code's PGD, nominally with ε = 8/255,"
+    return " ".join(
+        [
+            f"Scale {table.scale.name}: {table.scale.about}.",
+            f"{threat}.",
+            f"Ours: {spread} ({seeds}); “paper” is the number printed there. Empty: not run, or not in the paper.",
+            f"Accuracies in %, RA under {attack} on the branch that predicts. Versions: {versions}.",
+            *_about_data(table),
+        ]
+    )
+
+
+def _about_data(table: Table) -> list[str]:
+    """Where the images are not the paper's, and which domain takes the place of which."""
+    said = [
+        f"{part}: run on {data} in place of {declared} "
+        f"({', '.join(f'{new} for {old}' for old, new in names.items())}): the paper's numbers are of other images."
+        for part, data in table.stand_ins.items()
+        for (declared, stand_in), names in STAND_INS.items()
+        if stand_in == data
+    ]
+    if any(number.data == "digits" for number in table.numbers):
+        said.append("SynthDigits is regenerated by its published recipe.")
+    return said
+
+
+def markdown(table: Table) -> str:
+    """The table as a page; one Markdown table for each part."""
+    declaration = table.declaration
+    lines = [f"# {declaration.title}", "", f"{declaration.place}. {declaration.note}".strip(), ""]
+    for part in dict.fromkeys(number.part for number in table.numbers):
+        numbers = [number for number in table.numbers if number.part == part]
+        on = f" (run on {table.stand_ins[part]})" if part in table.stand_ins else ""
+        lines += [f"## {part}{on}", "", *_grid(numbers), ""]
+    return "\n".join([*lines, caption(table)]) + "\n"
+
+
+def _grid(numbers: Sequence[Number]) -> list[str]:
+    heads = list(dict.fromkeys((number.column, number.metric) for number in numbers))
+    printed = {head for head in heads for n in numbers if (n.column, n.metric) == head and n.paper is not None}
+    header = [
+        "",
+        *(text for head in heads for text in (" ".join(head).strip(), "paper")[: 2 if head in printed else 1]),
+    ]
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(["---", *["---:"] * (len(header) - 1)]) + "|"]
+    for row in dict.fromkeys(number.row for number in numbers):
+        found = {(n.column, n.metric): n for n in numbers if n.row == row}
+        shown = [row]
+        for head in heads:
+            number = found.get(head)
+            shown.append("" if number is None else shown_mean(number))
+            if head in printed:
+                shown.append("" if number is None or number.paper is None else printed_number(number.paper))
+        lines.append("| " + " | ".join(shown) + " |")
+    return lines
+
+
+def shown_mean(number: Number) -> str:
+    """Our number for people; nothing if it was not run."""
+    if number.mean is None:
+        return ""
+    shown = [number.mean] if number.std is None else [number.mean, number.std]
+    return " ± ".join(f"{value:.3g}" if number.metric in NOT_PERCENT else f"{value:.1f}" for value in shown)
+
+
+def printed_number(value: float) -> str:
+    """The paper's number as it is printed there: one decimal, large costs none."""
+    return f"{value:.1f}" if value < 200 else f"{value:.0f}"
+
+
+def as_csv(table: Table) -> str:
+    """One line for each number, after the same facts as in the caption."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    facts = ["scale", "threat", "seeds_wanted", "versions"]
+    writer.writerow(["part", "row", "column", "metric", "data", "mean", "std", "seeds", "paper", *facts])
+    versions = ";".join(f"{name}={'+'.join(found)}" for name, found in table.versions.items())
+    wanted = ";".join(str(seed) for seed in table.seeds)
+    for n in table.numbers:
+        own = [n.part, n.row, n.column, n.metric, n.data, n.mean, n.std, ";".join(map(str, n.seeds)), n.paper]
+        writer.writerow([*own, table.scale.name, table.threat, wanted, versions])
+    return text.getvalue()
+
+
+def values(table: Table) -> dict[str, Any]:
+    """The table as JSON values."""
+    return {
+        "name": table.declaration.name,
+        "title": table.declaration.title,
+        "place": table.declaration.place,
+        "caption": caption(table),
+        "scale": table.scale.name,
+        "threat": table.threat,
+        "seeds": list(table.seeds),
+        "versions": table.versions,
+        "stand_ins": table.stand_ins,
+        "numbers": [{**asdict(number), "mean": number.mean, "std": number.std} for number in table.numbers],
+    }

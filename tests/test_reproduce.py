@@ -1,0 +1,389 @@
+"""The experiments of the paper: their declarations, the runs they need at every scale, their tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedrbn.cli import app
+from fedrbn.cli.reproducing import duration, folder_name
+from fedrbn.config import ConfigError, Experiment, FirstDomains
+from fedrbn.data import AVAILABLE
+from fedrbn.data.federation import at_users
+from fedrbn.reproduce import declarations, divergence, plan, reading, running, table
+from fedrbn.reproduce.declarations import Declaration
+from fedrbn.reproduce.plan import Cell
+from fedrbn.reproduce.scales import SCALES, scaled
+from fedrbn.storage import RunDirectory
+
+NAMES = declarations.names()
+SMOKE = SCALES["smoke"]
+
+
+@cache
+def cells(name: str, scale: str = "paper") -> list[Cell]:
+    """The cells with the paper's own data, whatever is prepared here."""
+    return plan.cells(declarations.read(name), SCALES[scale], data="domainnet")
+
+
+def cell(name: str, part: str, row: str, column: str) -> Cell:
+    (found,) = [c for c in cells(name) if (c.part, c.row, c.column) == (part, row, column)]
+    return found
+
+
+def at_and_all(experiment: Experiment) -> tuple[int, int]:
+    """How many users train adversarially, and how many there are."""
+    own = experiment.federation
+    users = {d: [f"{d}-{i}" for i in range(own.users_per_domain)] for d in AVAILABLE[experiment.data.name].domains}
+    return len(at_users(users, own.at)), sum(map(len, users.values()))
+
+
+def test_everything_in_the_paper_is_there() -> None:
+    assert NAMES == [
+        "ablation",
+        "attacks",
+        "batch-epochs",
+        "benchmark",
+        "bn-divergence",
+        "convergence",
+        "data-size",
+        "dirichlet",
+        "domain-wise",
+        "fine-tuning",
+        "free-at",
+        "highlight",
+        "office-caltech10",
+        "participants",
+        "ratio",
+        "ratio-domainnet",
+        "resnet18",
+        "single-domain",
+        "single-domain-domainnet",
+        "trade-off",
+        "users",
+    ]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_is_a_valid_run_at_every_scale(name: str, scale: str) -> None:
+    for found in cells(name, scale):
+        (run,) = found.runs
+        at, users = at_and_all(run)
+        assert 0 <= at <= users
+        assert run.attack.threat == "pixel"
+        if run.data.name == "digits":  # as many images as every user needs, for the smallest domain
+            images = run.federation.fraction * min(AVAILABLE["digits"].train) * (1 - run.federation.validation)
+            assert images / run.federation.users_per_domain >= run.federation.min_samples
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "row", "column", "paper"),
+    [
+        ("benchmark", "Digits", "FedRBN λ=0.5", "20 %", (55.8, 87.3, 2.9)),
+        ("benchmark", "Digits", "FATBN", "MNIST", (36.5, 86.4, 2.2)),
+        ("benchmark", "Digits", "FedRob", "20 %", (20.6, 59.3, 1032)),
+        ("benchmark", "DomainNet", "FATMeta", "Real", (0.1, 38.1, 34.6)),
+        ("ablation", "Digits", "λ=0.5, BN_c", "20 %", (50.0, 87.0)),
+        ("ablation", "DomainNet", "λ=0, BN_a uniform", "20 %", (19.8, 60.5)),
+        ("attacks", "Digits", "FATAvg", "", (31.5, 43.4, 30.0, 41.5, 32.9, 63.3, 84.2)),
+        ("free-at", "Digits", "FATBN, 100 % Free AT", "", (46.3, 57.4, 276)),
+        ("batch-epochs", "Digits", "B=10, E=8", "FedRBN", (53.4, 68.4)),
+        ("dirichlet", "Digits", "FATProx", "", (39.5, 83.4)),
+        ("fine-tuning", "Digits", "FedAvg+FT, 100 iterations, 4 frozen layers", "", (31.5, 72.9)),
+        ("highlight", "Digits", "FedRBN", "12 %", (55.1, 84.6)),
+        ("office-caltech10", "Office-Caltech10", "FedRBN", "Amazon", (9.2, 62.9)),
+        ("resnet18", "DomainNet", "FATAvg", "Real", (18.8, 49.0)),
+        ("ratio", "Digits", "FedRBN", "1/10", (None, None)),
+    ],
+)
+def test_the_papers_numbers(name: str, part: str, row: str, column: str, paper: tuple[float | None, ...]) -> None:
+    assert cell(name, part, row, column).paper == paper
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    ("name", "column", "users"),
+    [
+        ("benchmark", "20 %", {(10, 50), (6, 30)}),
+        ("benchmark", "All", {(50, 50), (30, 30)}),
+        ("benchmark", "MNIST", {(10, 50)}),
+        ("benchmark", "Real", {(5, 30)}),
+        ("ablation", "20 %", {(10, 50), (6, 30)}),
+        ("single-domain", "SVHN", {(1, 5)}),
+        ("ratio", "1/10", {(5, 50)}),
+        ("ratio", "10/10", {(50, 50)}),
+        ("attacks", "", {(10, 50)}),
+        ("batch-epochs", "FedRBN", {(6, 50)}),
+        ("dirichlet", "", {(6, 50)}),
+        ("fine-tuning", "", {(6, 50)}),
+        ("free-at", "", {(6, 50), (50, 50)}),
+        ("highlight", "0 %", {(0, 50)}),
+        ("highlight", "12 %", {(6, 50)}),
+        ("highlight", "60 %", {(30, 50)}),
+        ("users", "25 users", {(3, 25)}),
+        ("users", "200 users", {(24, 200)}),
+        ("office-caltech10", "Amazon", {(2, 8)}),
+        ("ratio-domainnet", "2/5", {(12, 30)}),
+    ],
+)
+def test_who_trains_adversarially_is_the_same_at_every_scale(
+    name: str, column: str, users: set[tuple[int, int]], scale: str
+) -> None:
+    assert {at_and_all(c.runs[0]) for c in cells(name, scale) if c.column == column} == users
+
+
+def test_settings_of_the_paper_that_are_easily_lost() -> None:
+    (real,) = cell("benchmark", "DomainNet", "FedRBN λ=0.5", "Real").runs
+    assert (real.model.name, real.federation.validation, real.method.clip) == ("alexnet", 0.6, 10.0)
+    assert AVAILABLE["domainnet"].domains[0] == "real"
+    (single,) = cell("single-domain", "Digits", "FATBN", "USPS").runs
+    assert (single.federation.users_per_domain, single.federation.fraction) == (1, 0.1)
+    (free,) = cell("free-at", "Digits", "FedRBN, 20 % 3/5 AT domains", "").runs
+    assert (free.train.rounds, free.federation.at) == (150, FirstDomains(ratio=0.2, domains=3))
+    (many,) = cell("users", "Digits", "FATAvg", "200 users").runs
+    assert many.federation.participants == 0.5
+    assert many.federation.partition.sizes != "uniform"
+    (resnet,) = cell("resnet18", "DomainNet", "FedRBN", "All").runs
+    assert (resnet.model.name, resnet.train.schedule, resnet.train.lr) == ("resnet18", "cosine", 0.05)
+    assert resnet.train.rounds == 600
+
+
+def keys(found: Iterable[Cell]) -> set[str]:
+    return {run.key() for c in found for run in c.runs}
+
+
+@pytest.mark.parametrize("name", ["convergence", "domain-wise", "attacks", "bn-divergence"])
+def test_views_need_no_run_of_their_own(name: str) -> None:
+    assert keys(cells(name)) <= keys(cells("benchmark"))
+
+
+def test_runs_that_cannot_differ_are_one_run() -> None:
+    # All users are AT users: λ and weighting do not matter, so three rows and six rows share one run.
+    for name in ("benchmark", "ablation"):
+        shared = [c for c in cells(name) if c.part == "Digits" and c.column == "All" and "λ" in c.row]
+        assert len(keys(shared)) == 1
+    # The ablation adds uniform weights only: two λ × (20 %, one domain) × two data sets.
+    assert len(keys(cells("ablation")) - keys(cells("benchmark"))) == 8
+    highlight = [c for c in cells("highlight") if c.column in ("20 %", "100 %") and c.row in ("FATBN", "FedRBN")]
+    assert keys(highlight) <= keys(cells("benchmark"))
+
+
+def test_scaling_by_hand() -> None:
+    (whole,) = cell("batch-epochs", "Digits", "B=10, E=8", "FedRBN").runs
+    small = scaled(whole, SCALES["cpu"])
+    # 300 rounds / 5; twenty validations in 60 rounds; 0.3 / 3 of the images; 0.01 · 2
+    assert (small.train.rounds, small.train.validate_every, small.train.lr) == (60, 3, 0.02)
+    assert small.federation.fraction == pytest.approx(0.1)
+    assert (small.train.batch_size, small.train.local_epochs) == (10, 8)
+    assert small.model.width == 0.5
+    tiny = scaled(whole, SMOKE)
+    # 0.3 / 30 is 73 images for ten users of whom each needs 8 / (1 − 0.5) = 16: 160 / 7291 = 0.02195, rounded up
+    assert tiny.federation.fraction == 0.022
+    assert scaled(whole, SCALES["paper"]) == whole
+
+
+def test_the_threat_model_is_another_run() -> None:
+    declaration = declarations.read("dirichlet")
+    pixel, release = (plan.cells(declaration, SMOKE, threat=threat) for threat in ("pixel", "authors-release"))
+    assert {c.runs[0].attack.threat for c in release} == {"authors-release"}
+    assert not keys(pixel) & keys(release)
+    assert folder_name("dirichlet", "cpu", "authors-release", None) == "dirichlet-cpu-authors-release"
+    assert folder_name("dirichlet", "cpu", "pixel", "digits-mini") == "dirichlet-cpu-digits-mini"
+
+
+def test_office_stands_in_for_domainnet_and_lacks_two_domains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDRBN_DATA", raising=False)
+    found = plan.cells(declarations.read("single-domain-domainnet"), SMOKE, only="FATBN")
+    assert [c.runs[0].federation.at if c.runs else None for c in found] == [
+        ("amazon",),
+        ("caltech",),
+        ("dslr",),
+        ("webcam",),
+        None,
+        None,
+    ]
+    assert {(c.declared, c.data) for c in found} == {("domainnet", "office-caltech10")}
+    assert {c.runs[0].federation.users_per_domain for c in found if c.runs} == {5}
+    with pytest.raises(ConfigError, match="office-caltech10, which is not prepared here"):
+        plan.check_data(found)
+
+
+def test_missing_digits_are_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDRBN_DATA", raising=False)
+    with pytest.raises(ConfigError, match="--data digits-mini"):
+        plan.check_data(plan.cells(declarations.read("dirichlet"), SMOKE))
+    plan.check_data(plan.cells(declarations.read("dirichlet"), SMOKE, data="digits-mini"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"read": ["ra"]}, "one for each of the metrics"),
+        (
+            {"parts": [{"label": "", "columns": [{"label": ""}], "rows": [{"label": "a", "paper": [[1, 2], []]}]}]},
+            "got 2",
+        ),
+        (
+            {"parts": [{"label": "", "columns": [{"label": ""}], "rows": [{"label": "a", "paper": [[1]]}]}]},
+            "number for",
+        ),
+    ],
+)
+def test_declarations_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Declaration.model_validate({"name": "x", "title": "", "place": "", "parts": [], **change})
+
+
+def test_a_misspelt_experiment_has_a_neighbour() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'benchmark'"):
+        declarations.read("benchmrk")
+
+
+def small_cells(seeds: tuple[int, ...] = (1, 2)) -> list[Cell]:
+    """FATBN and FATAvg with one AT user of five, on the embedded digits."""
+    found = plan.cells(declarations.read("single-domain"), SMOKE, seeds, data="digits-mini", only="/MNIST")
+    return [c for c in found if c.row in ("FATBN", "FATAvg") and c.column == "MNIST"]
+
+
+def filled(found: list[Cell], store: Path, seeds: tuple[int, ...] = (1, 2)) -> table.Table:
+    return table.fill(declarations.read("single-domain"), found, store, SMOKE, "pixel", seeds)
+
+
+def test_cells_that_were_not_run_are_empty_and_never_the_papers(tmp_path: Path) -> None:
+    found = plan.cells(declarations.read("dirichlet"), SMOKE, data="digits-mini")
+    made = table.fill(declarations.read("dirichlet"), found, tmp_path, SMOKE, "authors-release", [1])
+    page = table.markdown(made)
+    assert "| FedRBN |  | 53.1 |  | 84.4 |" in page
+    assert "Threat model: authors-release" in page
+    assert "nothing has run" in page
+    assert "run on digits-mini in place of digits (plain for mnist" in page
+    assert "nominally" in page
+    rows = list(csv.DictReader(io.StringIO(table.as_csv(made))))
+    assert [(row["mean"], row["std"], row["seeds"], row["paper"]) for row in rows[:2]] == [
+        ("", "", "", "53.1"),
+        ("", "", "", "84.4"),
+    ]
+    assert all(number["mean"] is None for number in table.values(made)["numbers"])
+
+
+def test_mean_and_deviation_over_seeds_by_hand() -> None:
+    number = table.Number("", "", "", "RA", "digits", {1: 50.0, 2: 52.0, 3: 54.0}, 55.8)
+    assert (number.mean, number.std) == (52.0, 2.0)  # deviations −2, 0, 2: √(8 / 2)
+    assert table.shown_mean(number) == "52.0 ± 2.0"
+    assert table.shown_mean(table.Number("", "", "", "RA", "digits", {1: 0.58}, None)) == "0.6"
+    assert table.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.00612}, None)) == "0.00612"
+    assert [table.printed_number(value) for value in (62.0, 127.9, 1032.0)] == ["62.0", "127.9", "1032"]
+
+
+def test_an_experiment_resumes_and_shares_its_store(tmp_path: Path) -> None:
+    found = small_cells()
+    todo = running.tasks(found)
+    assert len(todo) == 4  # two methods, two seeds
+    first = list(running.complete(todo[:1], tmp_path, 1, 1))
+    assert [outcome.error for outcome in first] == [None]
+    partly = filled(found, tmp_path)
+    assert [sorted(number.seeds) for number in partly.numbers] == [[1], [1], [], []]
+    path = reading.directory(todo[0].experiment, tmp_path)
+    written = (path / "last.safetensors").stat().st_mtime_ns
+    assert all(outcome.error is None for outcome in running.complete(todo, tmp_path, 1, 1))
+    assert (path / "last.safetensors").stat().st_mtime_ns == written, "a finished run was repeated"
+    whole = filled(found, tmp_path)
+    assert all(sorted(number.seeds) == [1, 2] for number in whole.numbers)
+    table.write(whole, tmp_path / "out")
+    assert json.loads((tmp_path / "out/table.json").read_text())["numbers"][0]["std"] is not None
+    assert "±" in (tmp_path / "out/table.md").read_text()
+    assert "torch" in (tmp_path / "out/table.csv").read_text()
+
+
+def test_a_failed_run_leaves_its_cell_empty_and_the_others_go_on(tmp_path: Path) -> None:
+    found = small_cells((1,))
+    todo = running.tasks(found)
+    broken = reading.directory(todo[0].experiment, tmp_path)
+    broken.mkdir()
+    (broken / "config.toml").write_text("this is not TOML", encoding="utf-8")
+    outcomes = list(running.complete(todo, tmp_path, 1, 1))
+    assert outcomes[0].error is not None
+    assert "not a valid config" in outcomes[0].error
+    assert outcomes[1].error is None
+    numbers = filled(found, tmp_path, (1,)).numbers
+    assert [bool(number.seeds) for number in numbers] == [False, False, True, True]
+
+
+def test_what_is_read_from_a_run(trained: Path) -> None:
+    record = RunDirectory.open(trained).records("evaluations.jsonl")[0]
+    rounds = RunDirectory.open(trained).records("rounds.jsonl")
+    assert reading.value(trained, "ra@clean") == 100 * record["mean"]["ra@clean"]
+    assert reading.value(trained, "sa/pen") == 100 * record["domains"]["pen"]["sa"]
+    assert reading.value(trained, "T") == record["cost"]["macs_per_epoch"]["paper"] / 1e12
+    # Four rounds, validated after the second and the fourth.
+    assert reading.value(trained, "validation 0.25") is None
+    assert reading.value(trained, "validation 0.75") == 100 * rounds[1]["validation"]["score"]
+    assert reading.value(trained, "validation 1.0") == 100 * rounds[3]["validation"]["score"]
+    assert reading.value(trained, "ra[pgd-100]", ["pgd-100"]) is None
+    assert reading.value(trained, "similarity plain pen") is None
+    assert reading.value(trained.parent / "nothing", "ra") is None
+
+
+def test_divergence_of_domains_that_are_the_same_or_far_apart() -> None:
+    rng = np.random.default_rng(0)
+    near, also_near, far = (rng.normal(shift, 1, (400, 5)).astype(np.float32) for shift in (0, 0, 9))
+    assert divergence.domain_divergence(near, far, rng) == 2  # told apart without error
+    # The error is one half in expectation; its standard error on 400 images is 0.025, so d is within 4 · 3 · 0.025.
+    assert divergence.domain_divergence(near, also_near, rng) < 0.3
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (5, 89, 90, 7200, 864000)] == ["5 s", "89 s", "2 min", "2 h", "10 d"]
+
+
+def test_the_list_shows_every_experiment() -> None:
+    result = CliRunner().invoke(app, ["reproduce", "--list"])
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in NAMES)
+    assert "assumed" in result.stdout
+
+
+def test_the_command_writes_its_tables(tmp_path: Path) -> None:
+    options = ["--scale", "smoke", "--data", "digits-mini", "--only", "FATBN/MNIST", "--workers", "1"]
+    places = ["--out", str(tmp_path / "results"), "--store", str(tmp_path / "runs")]
+    result = CliRunner().invoke(app, ["reproduce", "single-domain", *options, *places])
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "results/single-domain-smoke-digits-mini"
+    assert sorted(path.name for path in folder.iterdir()) == ["table.csv", "table.json", "table.md"]
+    assert "Scale smoke" in (folder / "table.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One store for all experiments, as people use it."""
+    return tmp_path_factory.mktemp("store")
+
+
+def some(found: list[Cell]) -> list[Cell]:
+    """The first and last cell of every part and, where rows read different things of one run, all that read it."""
+    by_part = {part: [c for c in found if c.part == part and c.runs] for part in dict.fromkeys(c.part for c in found)}
+    ends = [c for part in by_part.values() for c in (part[0], part[-1])]
+    return [c for c in found if keys([c]) & keys(ends)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FEDRBN_DATA" not in os.environ, reason="needs the real digits: set FEDRBN_DATA")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_runs_at_smoke(name: str, store: Path) -> None:
+    declaration = declarations.read(name)
+    chosen = some(plan.cells(declaration, SMOKE))
+    outcomes = list(running.complete(running.tasks(chosen), store, 2, SMOKE.subset))
+    assert [outcome.error for outcome in outcomes if outcome.error] == []
+    made = table.fill(declaration, chosen, store, SMOKE, "pixel", [1])
+    missing = [(n.row, n.column, n.metric) for n in made.numbers if not n.seeds]
+    assert not [place for place in missing if "correlation" not in place[0]]  # undefined if all domains are told apart
