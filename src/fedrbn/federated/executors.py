@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 import torch.multiprocessing as mp
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from fedrbn.data.samples import Client
@@ -176,7 +177,7 @@ def _sealed(message: Any) -> Any:
     name = _SMALL.get(type(message))
     if name is None:
         return message
-    return replace(message, **{name: {}}), safetensors.torch.save(getattr(message, name))
+    return replace(message, **{name: {}}), to_bytes(getattr(message, name))
 
 
 def _opened(sealed: Any) -> Any:
@@ -184,7 +185,7 @@ def _opened(sealed: Any) -> Any:
     if not isinstance(sealed, tuple):
         return sealed
     message, content = sealed
-    return replace(message, **{_SMALL[type(message)]: safetensors.torch.load(content)})
+    return replace(message, **{_SMALL[type(message)]: from_bytes(content)})
 
 
 def _in_shared_memory(tensors: Tensors) -> Tensors:
