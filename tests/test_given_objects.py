@@ -65,7 +65,6 @@ def test_a_federation_of_my_own_clients(tmp_path: Path) -> None:
     )
     federation = Federation(clients, ("site",), {"site": "site"}, ("left", "right"), equal_sizes=True)
     settings = {section: values for section, values in SETTINGS.items() if section != "federation"}
-    settings["data"] = {"name": "digits"}  # its defaults leave [federation] alone
     record = fedrbn.run(fedrbn.make(settings), tmp_path / "run", network=network(), data=federation)
     assert {user: row["role"] for user, row in record["users"].items()} == {
         "site-0": "AT",

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedrbn import nets, plugins
 from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
-from fedrbn.config import ConfigError, DataConfig, Experiment, MethodConfig, ModelConfig, TrainConfig
+from fedrbn.config import ConfigError, DataConfig, Experiment, FederationConfig, MethodConfig, ModelConfig, TrainConfig
 from fedrbn.data import load
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import DataSet, Federation
@@ -59,12 +59,16 @@ def assemble(
 ) -> Assembly:
     """Load the data, divide it among clients, build attack, method and network; wrong requests fail here.
 
-    `network` and `data` are used as they are, instead of what the experiment names, if they are given.
+    `network` and `data` are used as they are, instead of what the experiment names, if they are given. A ready-made
+    federation is divided already: of [federation] only `at` and `participants` apply to it.
     """
     if network is not None:
         experiment = experiment.model_copy(update={"model": ModelConfig(name=plugins.GIVEN)})
     if data is not None:
         experiment = experiment.model_copy(update={"data": DataConfig(name=plugins.GIVEN)})
+    if isinstance(data, Federation):
+        own = FederationConfig(at=experiment.federation.at, participants=experiment.federation.participants)
+        experiment = experiment.model_copy(update={"federation": own})
     attack = from_config(experiment.attack)
     method = configure(experiment.method, attack)
     aggregate = _aggregation(experiment.train)
