@@ -18,16 +18,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedrbn import nets
+from fedrbn.assembly import build_network
 from fedrbn.attacks import from_config
 from fedrbn.config import Experiment
+from fedrbn.cost import traffic
 from fedrbn.federated.aggregation import layout
 from fedrbn.federated.executors import one_thread
 from fedrbn.federated.options import configure
-from fedrbn.nets.dual_bn import DualNet, tensors
+from fedrbn.nets.dual_bn import DualNet
 from fedrbn.planner import Duty, Speed, Workload
 from fedrbn.randomness import generator
-from fedrbn.types import Branch, Stats
+from fedrbn.types import Branch, Role, Stats
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ class Probe:
 def network(experiment: Experiment, classes: int, image_shape: tuple[int, int, int]) -> DualNet:
     """The network of an experiment as its method trains it."""
     method = configure(experiment.method, from_config(experiment.attack))
-    model = experiment.model
-    return method.network(nets.build(model.name, classes, model.width, image_shape, experiment.run.seed))
+    return build_network(experiment, method, classes, image_shape)
 
 
 def workload(experiment: Experiment, classes: int, image_shape: tuple[int, int, int]) -> Workload:
@@ -55,17 +55,13 @@ def workload(experiment: Experiment, classes: int, image_shape: tuple[int, int, 
     method = configure(experiment.method, from_config(experiment.attack))
     net = network(experiment, classes, image_shape)
     names = layout(net, method.local)
-    size = {name: tensor.nbytes for name, tensor in tensors(net).items()}
-    everything = sum(size.values())
+    at, st = (traffic(net, names, role) for role in (Role.AT, Role.ST))
     return Workload(
         macs=forward_macs(net, image_shape),
-        weight_bytes=everything,
+        weight_bytes=at.down,
         activation_bytes=activation_bytes(net, image_shape),
-        download_bytes=everything,
-        upload_bytes={
-            Duty.AT: everything,
-            Duty.ST: sum(count for name, count in size.items() if name not in names.noised),
-        },
+        download_bytes=at.down,
+        upload_bytes={Duty.AT: at.up, Duty.ST: st.up},
         batch_size=experiment.train.batch_size,
         local_epochs=experiment.train.local_epochs,
         attack_steps=experiment.attack.steps,

@@ -29,7 +29,7 @@ MOST_DOMAIN_BYTES = 4096 * MEGABYTE
 """The most that the kept files of one domain may hold together."""
 _MOST_TEXT = 64 * MEGABYTE
 _ZIP_ERRORS = (
-    OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError, NotImplementedError, struct.error,
+    OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError, struct.error,
     IndexError, OverflowError, ValueError,
 )  # fmt: skip
 _PATH_PARTS = 3
