@@ -15,7 +15,7 @@ setup: $(READY) ## Make .venv with everything (other targets do this by themselv
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[attacks,export,h5,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[attacks,export,flower,h5,privacy,track,dev]'
 	# torchattacks is what our attacks are compared with in tests; its own requirements would replace torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchattacks==3.5.1
 	touch $(READY)
