@@ -1,0 +1,155 @@
+"""The same network in kernels that are faster on a CPU; logits and gradients differ by float rounding only.
+
+Channels-last weights make PyTorch keep activations channels-last, where max pooling and batch norm are vectorised. The
+gradient at the input, which an attack asks for at every step, costs oneDNN a full block of 16 channels even if the
+image has 3: as a matrix product it costs what it should. Large linear layers go to oneDNN (`nets.linear`), pooling goes
+before the ReLU that it commutes with, and a flattened gradient returns in the layout of what was flattened.
+"""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from fedrbn.nets import linear
+from fedrbn.nets.dual_bn import DualNet
+
+_THIN = 4
+"""A convolution of at most so many input channels reads the image itself."""
+_LARGE = 1 << 22
+"""A linear layer of so many weights does not fit into a core's cache; smaller ones are faster as they are."""
+
+
+def fast(net: DualNet) -> DualNet:
+    """A copy of a network on the CPU with faster kernels; its tensors keep their names, shapes and values."""
+    net = copy.deepcopy(net)
+    replaced = {layer: _quicker(layer) for layer in net.modules()}
+    for parent in list(net.modules()):
+        for name, child in parent._modules.items():  # a layer that stands in two places is met twice
+            if child is not None:
+                parent._modules[name] = replaced[child]
+        if type(parent) is nn.Sequential:
+            _pool_first(parent)
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def in_precision(net: DualNet, precision: torch.dtype | None) -> DualNet:
+    """A copy of a network whose convolutions and matrix products compute in this precision; None leaves it as it is."""
+    net = copy.deepcopy(net)
+    net.precision = precision
+    return net
+
+
+def _quicker(layer: nn.Module) -> nn.Module:
+    """The layer's faster form, or the layer itself if it has none."""
+    if type(layer) is nn.Conv2d and _is_thin(layer):
+        return _thin(layer)
+    if type(layer) is nn.Linear and layer.weight.numel() >= _LARGE and linear.available():
+        return linear.with_onednn(layer)
+    if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+        return LayoutFlatten()
+    return layer
+
+
+def _pool_first(layers: nn.Sequential) -> None:
+    """Let each max pooling run before the ReLU in front of it: the same numbers and gradients, fewer of them.
+
+    The largest of max(x, 0) is max(largest x, 0), from the same pixel; where that is 0, ReLU's gradient is 0 as well.
+    """
+    for one, two in pairwise(list(layers._modules)):
+        relu, pool = layers._modules[one], layers._modules[two]
+        if type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
+            layers._modules[one], layers._modules[two] = pool, relu
+
+
+def _is_thin(layer: nn.Conv2d) -> bool:
+    return (
+        layer.in_channels <= _THIN
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
+
+
+def _thin(layer: nn.Conv2d) -> ThinConv2d:
+    """The same layer, with the very same parameters."""
+    made = ThinConv2d(
+        layer.in_channels,
+        layer.out_channels,
+        cast(Any, layer.kernel_size),
+        cast(Any, layer.stride),
+        cast(Any, layer.padding),
+        cast(Any, layer.dilation),
+        bias=layer.bias is not None,
+        device="meta",  # nothing to allocate or to draw: the parameters are replaced
+    )
+    made.weight, made.bias = layer.weight, layer.bias
+    return made.train(layer.training)
+
+
+class ThinConv2d(nn.Conv2d):
+    """A convolution of few input channels whose gradient at the input is a matrix product."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        if torch.is_autocast_enabled("cpu"):  # which would convert in the forward pass only
+            return cast(Tensor, super()._conv_forward(input, weight, bias))
+        geometry = (self.stride, self.padding, self.dilation)
+        return cast(Tensor, _Convolve.apply(input, weight, bias, geometry))  # type: ignore[no-untyped-call]
+
+
+class _Convolve(torch.autograd.Function):
+    """F.conv2d with another way to the gradient at x: every output pixel hands Wᵀ g to the patch it came from."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.geometry = geometry
+        stride, padding, dilation = geometry
+        return F.conv2d(x, weight, bias, stride, padding, dilation)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        stride, padding, dilation = ctx.geometry
+        at_x = at_weight = at_bias = None
+        if ctx.needs_input_grad[0]:
+            filters = len(weight)
+            patches = weight.reshape(filters, -1).t() @ gradient.reshape(len(gradient), filters, -1)
+            at_x = F.fold(patches, x.shape[2:], weight.shape[2:], dilation, padding, stride)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            wanted = [False, ctx.needs_input_grad[1], ctx.needs_input_grad[2]]
+            sizes = [len(weight)] if ctx.needs_input_grad[2] else None
+            _, at_weight, at_bias = torch.ops.aten.convolution_backward(
+                gradient, x, weight, sizes, stride, padding, dilation, False, [0, 0], 1, wanted
+            )
+        return at_x, at_weight, at_bias, None
+
+
+class LayoutFlatten(nn.Flatten):
+    """Flatten whose gradient has the memory layout of its input: mixed layouts make the ReLU before it slow."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """[n, …] as [n, features]."""
+        if input.ndim == 4 and input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous():
+            return cast(Tensor, _FlattenLast.apply(input))  # type: ignore[no-untyped-call]
+        return input.flatten(1)
+
+
+class _FlattenLast(torch.autograd.Function):
+    """Flattens a channels-last tensor, which copies it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return x.flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.reshape(ctx.shape).contiguous(memory_format=torch.channels_last)
