@@ -6,21 +6,23 @@
     federation.json     the clients, classes and image size, to rebuild networks without the data
     last.safetensors    the server's state after the last finished round
     best.safetensors    the state that validation chose
+    *.previous.safetensors   the ones before these, to fall back to
+    stops.jsonl         one line per time that too few clients answered and the run stopped
     clients/            what each client remembers from round to round, for methods that need it
 
-A file is either whole or absent: writes go to a temporary file that is renamed into place. Nothing is ever unpickled.
+A file is either whole or absent: writes go to a temporary file that is renamed into place. Checkpoints carry a digest;
+a run goes on from the newest one that is whole. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +30,21 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from fedrbn import config
+from fedrbn import checkpoints, config
+from fedrbn.checkpoints import Best, Checkpoint, DamagedError
 from fedrbn.config import ConfigError, Experiment
+from fedrbn.files import StorageError, append_line, cannot_write, place_file, prepare_file, write_atomically
 from fedrbn.types import Member, Role, ServerState
 
-FORMAT = "fedrbn-state/1"
+__all__ = ["RunDirectory", "StorageError", "StorageWarning", "write_atomically"]
 
 
-class StorageError(RuntimeError):
-    """A run directory or checkpoint that cannot be used; the message says what was found and what helps."""
+_MOST_SIDE = 4096
+"""Pixels; a damaged description must not ask for a network that fits into no memory."""
 
 
-@dataclass(frozen=True)
-class Best:
-    """The round that validation chose, and its score."""
-
-    round: int
-    score: float
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A state of the server, and the best round so far."""
-
-    state: ServerState
-    best: Best | None
+class StorageWarning(UserWarning):
+    """Something in a run directory was damaged, and the run goes on from what is whole."""
 
 
 class RunDirectory:
@@ -76,8 +68,8 @@ class RunDirectory:
                     "federation.json",
                     "rounds.jsonl",
                     "evaluations.jsonl",
-                    "last.safetensors",
-                    "best.safetensors",
+                    "stops.jsonl",
+                    *(f"{kind}{age}.safetensors" for kind in ("last", "best") for age in ("", ".previous")),
                 ):
                     run._file(name).unlink(missing_ok=True)
                 for name in ("answers", "clients"):
@@ -92,10 +84,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             write_atomically(run._file("config.toml"), experiment.to_toml().encode())
         except OSError as error:
-            raise StorageError(
-                f"got run directory {path}, which cannot be written ({error}); expected one that can. "
-                "Choose another --out."
-            ) from error
+            raise cannot_write(path, error) from error
         return run
 
     @classmethod
@@ -110,13 +99,20 @@ class RunDirectory:
         """The run's resolved config."""
         try:
             return config.from_toml(self._file("config.toml").read_text(encoding="utf-8"))
-        except (ConfigError, UnicodeDecodeError) as error:
-            raise StorageError(f"got {self._file('config.toml')}, which is not a valid config: {error}") from error
+        except (ConfigError, UnicodeDecodeError, OSError) as error:
+            raise StorageError(
+                f"got {self._file('config.toml')}, which is not a valid config ({error}); expected the one that "
+                "fedrbn run wrote. Put a copy back."
+            ) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the directory for one process; a second one is refused at once."""
-        with self._file(".lock").open("w") as lock:
+        try:
+            lock_file = self._file(".lock").open("w")
+        except OSError as error:
+            raise cannot_write(self._file(".lock"), error) from error
+        with lock_file as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -126,64 +122,107 @@ class RunDirectory:
                 ) from None
             yield
 
+    def held(self) -> bool:
+        """Whether a process holds the directory: then a run in it is alive."""
+        try:
+            with self._file(".lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
     def save(self, name: str, state: ServerState, best: Best | None) -> None:
-        """Write a checkpoint, whole or not at all."""
-        facts = {
-            "format": FORMAT,
-            "round": state.round,
-            "reported": state.reported,
-            "best": None if best is None else [best.round, best.score],
-        }
-        content = safetensors.torch.save(_flat(state), metadata={"fedrbn": json.dumps(facts)})
-        write_atomically(self._file(f"{name}.safetensors"), content)
+        """Write a checkpoint, whole or not at all; the one that was there is kept as the previous one."""
+        path = self._file(f"{name}.safetensors")
+        try:
+            prepared = prepare_file(path, checkpoints.encode(Checkpoint(state, best)))
+            with suppress(FileNotFoundError):
+                path.replace(self._previous(name))
+            place_file(prepared, path)
+        except OSError as error:
+            raise cannot_write(path, error) from error
 
     def checkpoint(self, name: str) -> Checkpoint | None:
         """Read a checkpoint; None if there is none yet."""
         path = self._file(f"{name}.safetensors")
-        if not path.exists():
-            return None
-        try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                facts = json.loads((file.metadata() or {})["fedrbn"])
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
-            if facts["format"] != FORMAT:
-                raise ValueError(f"format {facts['format']}")
-            best = None if facts["best"] is None else Best(int(facts["best"][0]), float(facts["best"][1]))
-            reported = {str(client): int(number) for client, number in facts["reported"].items()}
-            return Checkpoint(_nested(tensors, int(facts["round"]), reported), best)
-        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise StorageError(
-                f"got checkpoint {path}, which cannot be read ({error}); expected {FORMAT}. It is damaged or from "
-                "another version: remove it to start again from the other checkpoint or from the beginning."
-            ) from error
+        return checkpoints.read(path) if path.exists() else None
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add one JSON line and make sure it is on disk."""
-        with self._file(name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._file(name), json.dumps(record))
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """All whole JSON lines; a last line that was cut off is left out."""
         path = self._file(name)
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         try:
-            return [json.loads(line) for line in lines]
-        except ValueError as error:
+            lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+            found = [json.loads(line) for line in lines]
+            if not all(isinstance(record, dict) for record in found):
+                raise ValueError("something else than an object")
+            return found
+        except (ValueError, OSError, RecursionError) as error:
             raise StorageError(
-                f"got {path} with a line that is not JSON ({error}); expected one object a line."
+                f"got {path} with a line that is not JSON ({error}); expected one object a line. The file is damaged: "
+                "put a copy back, or train again with --force."
             ) from None
 
     def recover(self) -> None:
-        """Clean up after a crash: drop half-written files and the lines of rounds that are not in the checkpoint."""
+        """Make ready to train on: tidy up, go back to the newest whole checkpoint, drop the lines of later rounds."""
+        self.tidy()
+        last = self._settled()
+        finished = last.state.round if last else 0
+        rounds = [record for record in self.records("rounds.jsonl") if _number(record) <= finished]
+        self._rewrite("rounds.jsonl", rounds)
+
+    def tidy(self) -> None:
+        """Drop what a crash left half written: files, and lines that were cut off."""
         for leftover in (path for place in ("", "answers/", "clients/*/") for path in self.path.glob(f"{place}.*.tmp")):
             leftover.unlink()
-        last = self.checkpoint("last")
-        finished = last.state.round if last else 0
-        rounds = [record for record in self.records("rounds.jsonl") if record["round"] <= finished]
-        for name, kept in (("rounds.jsonl", rounds), ("evaluations.jsonl", self.records("evaluations.jsonl"))):
-            write_atomically(self._file(name), "".join(json.dumps(record) + "\n" for record in kept).encode())
+        for name in ("rounds.jsonl", "evaluations.jsonl"):
+            self._rewrite(name, self.records(name))
+
+    def _rewrite(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        write_atomically(self._file(name), "".join(json.dumps(record) + "\n" for record in records).encode())
+
+    def _settled(self) -> Checkpoint | None:
+        """Put the newest checkpoint in place that is whole, and whose best state is whole too; None at the beginning.
+
+        A run is the same from whichever round it goes on, so that an older checkpoint costs time and nothing else.
+        """
+        damage: list[StorageError] = []
+        for path in (self._file("last.safetensors"), self._previous("last")):
+            last = _read_whole(path, damage)
+            if last is None:
+                continue
+            for chosen in (self._file("best.safetensors"), self._previous("best")):
+                best = _read_whole(chosen, damage) if last.best else None
+                if last.best is None or (best and best.state.round == last.best.round):
+                    self._put_in_place("last", path)
+                    self._put_in_place("best", chosen if best else None)
+                    for error in damage:
+                        note = f"{error} The run goes on from round {last.state.round}."
+                        warnings.warn(note, StorageWarning, stacklevel=4)
+                    return last
+        if damage:
+            raise damage[0]
+        if any(path.exists() for path in (self._file("last.safetensors"), self._previous("last"))):
+            raise StorageError(
+                f"got run {self.path} without the best state that its last checkpoint speaks of; expected "
+                "best.safetensors. Put a copy back, or remove last.safetensors and last.previous.safetensors: --resume "
+                "then trains from the beginning, to the same result."
+            )
+        self._put_in_place("best", None)  # of a first round whose end was not reached
+        return None
+
+    def _put_in_place(self, name: str, path: Path | None) -> None:
+        """Make this file the current checkpoint; what is not whole, or of a round that was not finished, goes."""
+        current = self._file(f"{name}.safetensors")
+        if path is None:
+            current.unlink(missing_ok=True)
+        elif path != current:
+            path.replace(current)
 
     def describe(self, members: Sequence[Member], classes: Sequence[str], image_shape: Sequence[int]) -> None:
         """Write who takes part, so that the networks can be rebuilt where the data is not at hand."""
@@ -203,8 +242,10 @@ class RunDirectory:
                 Member(str(m["id"]), str(m["domain"]), Role(m["role"]), int(m["samples"])) for m in content["members"]
             )
             channels, height, width = (int(side) for side in content["image_shape"])
+            if not all(1 <= side <= _MOST_SIDE for side in (channels, height, width)):
+                raise ValueError(f"image_shape {content['image_shape']}")
             return members, tuple(str(name) for name in content["classes"]), (channels, height, width)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise StorageError(
                 f"got {path}, which cannot be read ({error!r}); expected the description of a federation. "
                 "Continue the run with --resume, which writes it anew."
@@ -242,38 +283,24 @@ class RunDirectory:
     def _file(self, name: str) -> Path:
         return self.path / name
 
+    def _previous(self, name: str) -> Path:
+        return self._file(f"{name}.previous.safetensors")
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is never seen half written, even after a crash."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+
+def _number(record: Mapping[str, Any]) -> int:
+    number = record.get("round")
+    if not isinstance(number, int):
+        raise StorageError(
+            f"got a line of rounds.jsonl with round = {number!r}; expected a whole number. The file is damaged: put a "
+            "copy back, or train again with --force."
+        )
+    return number
+
+
+def _read_whole(path: Path, damage: list[StorageError]) -> Checkpoint | None:
+    """The checkpoint, if there is one and it is whole; what is wrong with it is added to `damage`."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _flat(state: ServerState) -> dict[str, Tensor]:
-    flat = {f"shared/{name}": tensor for name, tensor in state.shared.items()}
-    for client, tensors in state.personal.items():
-        flat |= {f"personal/{client}/{name}": tensor for name, tensor in tensors.items()}
-    return {name: tensor.contiguous() for name, tensor in flat.items()}
-
-
-def _nested(flat: Mapping[str, Tensor], number: int, reported: dict[str, int]) -> ServerState:
-    shared: dict[str, Tensor] = {}
-    personal: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in flat.items():
-        kind, _, rest = key.partition("/")
-        if kind == "shared":
-            shared[rest] = tensor
-        elif kind == "personal":
-            client, _, name = rest.rpartition("/")
-            personal.setdefault(client, {})[name] = tensor
-        else:
-            raise ValueError(f"unknown tensor {key!r}")
-    return ServerState(number, shared, personal, reported)
+        return checkpoints.read(path) if path.exists() else None
+    except DamagedError as error:
+        damage.append(error)
+        return None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +18,29 @@ from torch import Generator, Tensor
 
 from federated.tiny import clients, network, plan, site
 from fedrbn.attacks import PGD, Untargeted
+from fedrbn.config import FaultsConfig
+from fedrbn.data.samples import Samples
 from fedrbn.evaluation import CONFIDENT, Accuracy
 from fedrbn.federated.executors import Site, one_thread, processes, serial
 from fedrbn.federated.free import Free
-from fedrbn.federated.methods import METHODS, fedrbn
-from fedrbn.federated.server import FederationError, federate, initial_state
+from fedrbn.federated.intake import FederationError
+from fedrbn.federated.methods import METHODS, Method, fedrbn
+from fedrbn.federated.server import Plan, federate, initial_state
 from fedrbn.nets.dual_bn import DualNet
-from fedrbn.types import Answers, Branch, Evaluate, Execute, Failure, Role, Round, ServerState, Train
+from fedrbn.types import (
+    Answers,
+    Branch,
+    Evaluate,
+    Execute,
+    Failure,
+    Job,
+    Result,
+    Role,
+    Round,
+    ServerState,
+    Train,
+    Upload,
+)
 
 ATTACK = PGD(eps=0.1, steps=2, step_size=0.06)
 WHO = clients((Role.AT, 20), (Role.ST, 9), (Role.ST, 12), (Role.AT, 8), (Role.ST, 5))
@@ -132,21 +150,116 @@ class Killed:
         return 0.0
 
 
-@pytest.mark.parametrize("busy", [True, False], ids=["in a job", "between jobs"])
-def test_a_worker_that_is_killed_is_reported(busy: bool) -> None:
-    method = replace(METHOD, st=Killed()) if busy else METHOD
-    todo = replace(PLAN, method=method)
-    state = initial_state(site(method, WHO).net, todo)
+PAIR = {name: WHO[name] for name in ("c1", "c3")}
+PAIR_PLAN = plan(METHOD, site(METHOD, PAIR).net, list(PAIR.values()), rounds=1)
+
+
+def lenient(method: Method, **settings: float) -> tuple[Plan, ServerState]:
+    """A plan for an ST and an AT user of which one is enough, and where it starts."""
+    todo = replace(PAIR_PLAN, method=method, faults=FaultsConfig.model_validate({"min_clients": 1, **settings}))
+    return todo, initial_state(site(method, PAIR).net, todo)
+
+
+@pytest.mark.slow
+def test_a_client_that_kills_its_worker_every_time_is_a_failure_and_the_others_go_on() -> None:
+    method = replace(METHOD, st=Killed())
+    todo, state = lenient(method)
     before = set(multiprocessing.active_children())
-    with processes(site(method, WHO), workers=1) as execute:
-        if not busy:
-            (victim,) = set(multiprocessing.active_children()) - before
-            assert victim.pid is not None
-            os.kill(victim.pid, signal.SIGKILL)
-            victim.join()
-        with pytest.raises(FederationError, match=r"ended \(exit code -9\) .* use fewer workers"):
-            next(federate(state, todo, execute))
+    with processes(site(method, PAIR), workers=1) as execute:
+        after, report = next(federate(state, todo, execute))
+    assert after.reported == {"c3": 1}
+    (failure,) = report.failures
+    assert failure.client == "c1"
+    assert "ended (exit code -9) in the middle of the job, 2 times" in failure.cause
+    assert "use fewer workers" in failure.cause
     assert set(multiprocessing.active_children()) == before
+
+
+def worker_of(before: set[Any]) -> Any:
+    (worker,) = set(multiprocessing.active_children()) - before
+    return worker
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [True, False], ids=["in a job", "between rounds"])
+def test_a_killed_worker_is_replaced_and_the_numbers_are_the_same(busy: bool) -> None:
+    ours = states(serial(site(METHOD, WHO)))
+    before = set(multiprocessing.active_children())
+    theirs, reports = [], []
+    with processes(site(METHOD, WHO), workers=1) as execute:
+
+        def killing(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
+            for result in execute(round_, jobs):
+                if busy and result.client == "c2":  # its worker has begun with c3
+                    worker_of(before).kill()
+                yield result
+
+        for state, report in federate(initial_state(site(METHOD, WHO).net, PLAN), PLAN, killing):
+            theirs.append(state)
+            reports.append(report)
+            if not busy:
+                victim = worker_of(before)
+                victim.kill()
+                victim.join()
+    assert [report.failures for report in reports] == [()] * 3
+    for one, other in zip(ours, theirs, strict=True):
+        assert all(torch.equal(tensor, other.shared[name]) for name, tensor in one.shared.items())
+        assert one.reported == other.reported
+    assert set(multiprocessing.active_children()) == before
+
+
+class Hanging:
+    """An objective that never ends."""
+
+    def __call__(self, net: DualNet, x: Tensor, y: Tensor, generator: Generator) -> float:
+        time.sleep(3600)
+        return 0.0
+
+
+@pytest.mark.slow
+def test_a_client_that_hangs_past_its_deadline_is_given_up_and_the_others_go_on() -> None:
+    method = replace(METHOD, st=Hanging())
+    todo, state = lenient(method, deadline_seconds=8.0)
+    before = set(multiprocessing.active_children())
+    started = time.monotonic()
+    with processes(site(method, PAIR), workers=1) as execute:
+        after, report = next(federate(state, todo, execute))
+    assert time.monotonic() - started < 120
+    assert after.reported == {"c3": 1}
+    (failure,) = report.failures
+    assert failure.client == "c1"
+    assert "got no answer within 8 seconds; expected" in failure.cause
+    assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.slow
+def test_answers_of_an_abandoned_round_are_not_taken_for_those_of_the_next(pool: Execute) -> None:
+    """The caller turns away while both workers are busy, and asks other clients something else."""
+    state = initial_state(site(METHOD, WHO).net, PLAN)
+    abandoned = pool(PLAN.round(state), train_jobs(state))
+    next(abandoned)
+    asked = replace(PLAN.round(state), number=7)
+    found = list(pool(asked, [job for job in train_jobs(state) if job.client in ("c1", "c2")]))
+    assert sorted((result.client, result.round) for result in found) == [("c1", 7), ("c2", 7)]
+    assert all(isinstance(result, Upload) for result in found)
+
+
+class Unreadable(Samples):
+    """Data that no other process can read."""
+
+    def __setstate__(self, _: object) -> None:
+        raise MemoryError
+
+
+@pytest.mark.slow
+def test_workers_that_cannot_start_end_the_run_with_a_remedy() -> None:
+    broken = {"c0": replace(WHO["c0"], train=Unreadable(WHO["c0"].train.images, WHO["c0"].train.labels))}
+    state = initial_state(site(METHOD, WHO).net, PLAN)
+    with (
+        pytest.raises(FederationError, match=r"could not start \(exit code 1\), 2 times; .*__main__.*run\.workers"),
+        processes(site(METHOD, broken), workers=1) as execute,
+    ):
+        list(execute(PLAN.round(state), train_jobs(state)[:1]))
 
 
 def test_clients_compute_with_one_thread_and_the_setting_is_put_back() -> None:
@@ -187,7 +300,7 @@ def test_processes_remember_what_the_serial_executor_remembers(tmp_path: Path) -
     assert all(torch.equal(tensor, theirs.shared[name]) for name, tensor in ours.shared.items())
     kept = sorted(path.relative_to(tmp_path / "serial") for path in (tmp_path / "serial").rglob("*.safetensors"))
     assert [path.as_posix() for path in kept] == [
-        f"{client}/{number}.safetensors" for client in ("c0", "c3") for number in (2, 3)
+        f"{client}/{number}.safetensors" for client in ("c0", "c3") for number in (1, 2, 3)
     ]
     for path in kept:
         assert (tmp_path / "serial" / path).read_bytes() == (tmp_path / "processes" / path).read_bytes()

@@ -28,10 +28,10 @@ def test_what_was_remembered_at_or_before_a_round_is_recalled(tmp_path: Path) ->
     assert recall(tmp_path, "b-0", 100) == {}
 
 
-def test_the_two_newest_are_kept(tmp_path: Path) -> None:
+def test_the_three_newest_are_kept(tmp_path: Path) -> None:
     for number in (1, 2, 9, 10):
         remember(tmp_path, "a-0", number, noise(number))
-    assert files(tmp_path) == ["10.safetensors", "9.safetensors"]
+    assert files(tmp_path) == ["10.safetensors", "2.safetensors", "9.safetensors"]
 
 
 def test_a_run_that_starts_again_further_back_does_not_see_the_course_it_left(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_calibration_is_eq_5(net: DualNet, lam: float, clip: float | None) -> No
     [
         (0.0, None, [(8, True)]),  # the cost of standard training
         (0.0, 10.0, [(8, True)]),
-        (0.5, None, [(16, True)]),  # both branches in one pass
+        (0.5, None, [(8, True)]),  # both branches in one pass, which part at the first batch norm
         (0.5, 10.0, [(8, True), (8, True)]),  # apart, because only one of the gradients is clipped
         (1.0, None, [(8, True), (8, False)]),  # BN_c's statistics need a forward pass, but no backward
         (1.0, 10.0, [(8, True), (8, False)]),

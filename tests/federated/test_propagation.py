@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedrbn.federated.propagation import Propagation, Weighting, propagate, similarity, softmax
+from fedrbn.federated.propagation import Propagation, Standing, Weighting, propagate, similarity, softmax
 from fedrbn.nets.dual_bn import BNNames
 from fedrbn.types import Branch, Tensors
 
@@ -107,14 +107,39 @@ def test_more_similar_donors_weigh_more() -> None:
 
 
 def test_a_receiver_that_never_trained_weighs_its_donors_the_same() -> None:
-    """Zero means have no direction. The initial variances have one, to which p' (1, 1) is nearer than q, but which
-    says nothing of data: without a special case p' would get all of the weight."""
-    fresh = statistics(((0.0, 0.0), (1.0, 1.0)), ((0.0, 0.0), (1.0, 1.0)))
-    near = statistics(((3.0, 4.0), (1.0, 1.0)), ((4.0, 3.0), (1.0, 1.0)))
-    personal = PERSONAL | {"new": fresh, "p": near}
-    alpha = Propagation().weights(personal, ["new", "k"], ["p", "q"], LAYERS)
+    """Its statistics are those the network was born with, which say nothing of data: k's would favour p."""
+    alpha = Propagation().weights(PERSONAL | {"new": PERSONAL["k"]}, ["new", "k"], ["p", "q"], LAYERS, NEW)
     assert alpha[0].tolist() == [0.5, 0.5]
     assert alpha[1, 0] > 0.99, "the other receiver keeps its own row"
+
+
+NEW = Standing(untrained=frozenset({"new"}))
+
+
+def test_a_receiver_that_did_train_is_believed_even_if_its_means_are_zero() -> None:
+    """Cosines with zero means count 0, with variances (1, 1): p (7/√50 + 7/√50)/4 = 0.494975, q (7/√50 + 14/√200)/4,
+    the same; of p' with variances (1, 1) it is (1 + 1)/4 = 0.5, so p' weighs a little more than q."""
+    zero = statistics(((0.0, 0.0), (1.0, 1.0)), ((0.0, 0.0), (1.0, 1.0)))
+    near = statistics(((3.0, 4.0), (1.0, 1.0)), ((4.0, 3.0), (1.0, 1.0)))
+    found = similarity(PERSONAL | {"z": zero, "p": near}, ["z"], ["p", "q"], LAYERS)
+    torch.testing.assert_close(found, torch.tensor([[0.5, 7 / math.sqrt(50) / 2]], dtype=torch.float64))
+
+
+def test_a_stale_donor_fades() -> None:
+    """α = (0.8320184, 0.1679816) as above; p counts a quarter: (0.2080046, 0.1679816) / 0.3759862."""
+    weigh = Propagation(temperature=0.1).weights
+    alpha = weigh(PERSONAL, ["k"], ["p", "q"], LAYERS, Standing(fading={"p": 0.25}))
+    torch.testing.assert_close(alpha, torch.tensor([[0.5532240, 0.4467760]], dtype=torch.float64), rtol=1e-6, atol=0)
+    uniform = Propagation(Weighting.UNIFORM).weights(PERSONAL, ["k"], ["p", "q"], LAYERS, Standing(fading={"p": 0.25}))
+    assert uniform.tolist() == [[0.2, 0.8]]
+
+
+def test_donors_that_are_equally_stale_weigh_as_if_they_were_fresh() -> None:
+    weigh = Propagation(temperature=0.1).weights
+    both = weigh(PERSONAL, ["k"], ["p", "q"], LAYERS, Standing(fading={"p": 1e-12, "q": 1e-12}))
+    torch.testing.assert_close(both, weigh(PERSONAL, ["k"], ["p", "q"], LAYERS))
+    fresh = weigh(PERSONAL, ["k"], ["p", "q"], LAYERS, Standing(fading={"p": 1.0}))
+    assert torch.equal(fresh, weigh(PERSONAL, ["k"], ["p", "q"], LAYERS)), "bit for bit"
 
 
 def test_a_trained_receiver_with_one_zero_mean_is_not_mistaken_for_a_new_one() -> None:

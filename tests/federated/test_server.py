@@ -17,14 +17,12 @@ from fedrbn.data.samples import Client
 from fedrbn.federated.aggregation import Local
 from fedrbn.federated.executors import serial
 from fedrbn.federated.methods import Method, fatavg, fatavg_dbn, fatbn, fedrbn
-from fedrbn.federated.server import FederationError, Plan, federate, in_order, initial_state
+from fedrbn.federated.server import Plan, federate, initial_state
 from fedrbn.nets.dual_bn import Affine, load
 from fedrbn.types import (
-    Answers,
     Branch,
     Evaluate,
     Execute,
-    Failure,
     Job,
     Member,
     Result,
@@ -109,33 +107,6 @@ def test_unequal_sizes_give_everybody_the_mean_number_of_iterations() -> None:
     assert [metrics["steps"] for metrics in report.clients.values()] == [4, 4, 4]
 
 
-def answer(client: str) -> Result:
-    return Answers(client, 0, {})
-
-
-@pytest.mark.parametrize("arrival", ["abc", "cba", "bca", "acb"])
-def test_results_are_handed_on_in_the_order_of_the_clients(arrival: str) -> None:
-    assert [result.client for result in in_order(map(answer, arrival), "abc")] == ["a", "b", "c"]
-
-
-def test_results_are_handed_on_as_soon_as_it_is_their_turn() -> None:
-    taken: list[str] = []
-
-    def arriving() -> Iterator[Result]:
-        for name in "bac":
-            taken.append(name)
-            yield answer(name)
-
-    handed = in_order(arriving(), "abc")
-    next(handed)
-    assert taken == ["b", "a"], "a waits for nobody, b had to wait for a"
-
-
-def test_a_client_that_never_answers_is_named() -> None:
-    with pytest.raises(FederationError, match=r"no answer from client 'b'; expected one answer from each of 3"):
-        list(in_order(map(answer, "ac"), "abc"))
-
-
 def uploads(change: Callable[[Train], Result]) -> Execute:
     """An executor that computes nothing: the smallest possible fake of the port."""
 
@@ -145,14 +116,6 @@ def uploads(change: Callable[[Train], Result]) -> Execute:
             yield change(job)
 
     return execute
-
-
-def test_a_failing_client_ends_the_round_with_its_name_and_cause(ten: Plan) -> None:
-    state = initial_state(fatavg(ATTACK).network(network()), ten)
-    with pytest.raises(FederationError, match=r"client 'c\d' failed in round 1: out of coffee"):
-        next(federate(state, ten, uploads(lambda job: Failure(job.client, 0, "out of coffee"))))
-    with pytest.raises(FederationError, match="got Answers from 'c"):
-        next(federate(state, ten, uploads(lambda job: answer(job.client))))
 
 
 def test_fatavg_with_equal_data_is_the_plain_mean_of_the_uploads() -> None:
@@ -184,7 +147,7 @@ def test_uploads_weigh_by_the_number_of_training_images() -> None:
 
     def numbered(job: Train) -> Result:
         value = {name: torch.full_like(tensor, int(job.client[1])) for name, tensor in state.shared.items()}
-        return Upload(job.client, 0, value, {}, len(who[job.client].train), {})
+        return Upload(job.client, 0, value, job.personal, len(who[job.client].train), {"loss": 1.0})
 
     after, _ = next(federate(state, todo, uploads(numbered)))
     for tensor in after.shared.values():

@@ -16,18 +16,26 @@ from fedrbn.federated.aggregation import layout
 from fedrbn.federated.freezing import first_layers
 from fedrbn.federated.memory import recall, remember
 from fedrbn.federated.priors import with_prior
+from fedrbn.federated.privacy import Privacy, Protection
 from fedrbn.federated.training import Batch, Sgd
 from fedrbn.nets.dual_bn import DualNet, holding, load, tensors
 from fedrbn.randomness import generator
 from fedrbn.types import Role, Round, Train, Upload
 
 
-def local_update(net: DualNet, client: Client, round_: Round, job: Train, store: Path | None = None) -> Upload:
+def local_update(
+    net: DualNet,
+    client: Client,
+    round_: Round,
+    job: Train,
+    store: Path | None = None,
+    privacy: Privacy = Privacy(),  # noqa: B008  (it cannot be changed)
+) -> Upload:
     """Train the shared weights with the client's own batch norm on its data, for one round.
 
     `net` is a workspace: its weights are overwritten first. ST users leave everything on the noised branch as they
     got it, and do not upload it: BN_a belongs to AT users. `store` is where the client keeps what its method has to
-    remember between rounds.
+    remember between rounds, `privacy` what it does to its upload before it leaves.
     """
     method = round_.method
     names = layout(net, method.local)
@@ -38,21 +46,28 @@ def local_update(net: DualNet, client: Client, round_: Round, job: Train, store:
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(name not in kept | frozen.parameters)
 
+    protection = Protection(privacy, net, round_, job, kept)
     steps = round_.steps or round_.local_epochs * steps_per_epoch(len(client.train), round_.batch_size)
     started = time.perf_counter()
     order = batches(len(client.train), round_.batch_size, steps, _random(round_, job.client, "batches"))
     with holding(frozen.batch_norms):
         memory, loss = method.training_of(job.role)(
             with_prior(net.train(), client.train.labels) if method.class_prior else net.train(),
-            _augmented(client, pixels(client.train, order, _device(net)), _random(round_, job.client, "augment")),
+            protection.steps(
+                _augmented(client, pixels(client.train, order, _device(net)), _random(round_, job.client, "augment"))
+            ),
             method.objective(job.role, job.calibrate),
             lr=round_.lr,
             memory=recall(store, client.id, round_.number),
             generator=_random(round_, job.client, "objective"),
         )
     remember(store, client.id, round_.number + 1, memory)
-    trained = {name: tensor.to("cpu", copy=True) for name, tensor in tensors(net).items() if name not in kept}
-    return Upload(
+    trained = {
+        name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)  # however the network lays them out
+        for name, tensor in tensors(net).items()
+        if name not in kept
+    }
+    upload = Upload(
         client=client.id,
         round=round_.number,
         shared={name: tensor for name, tensor in trained.items() if name in names.shared},
@@ -60,6 +75,7 @@ def local_update(net: DualNet, client: Client, round_: Round, job: Train, store:
         samples=len(client.train),
         metrics={"loss": loss, "steps": steps, "seconds": time.perf_counter() - started},
     )
+    return protection.sealed(upload)
 
 
 def adapt(net: DualNet, client: Client, round_: Round) -> None:

@@ -1,32 +1,37 @@
 """Where clients run: in this process, or in worker processes; the same numbers bit for bit.
 
-An executor is a function `(round, jobs) -> results`. Every client computes with one thread: two busy processes with
+An executor is a function `(round, jobs) -> results`. A client that fails is answered for with a Failure; a worker
+process that dies is replaced and its job done again, which gives the numbers that it would have given the first time,
+because all randomness comes from (seed, round, client). Every client computes with one thread: two busy processes with
 one thread each are faster than one process with two, and sums do not depend on the number of cores.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import multiprocessing.connection
 import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing as mp
-from safetensors.torch import load as from_bytes
-from safetensors.torch import save as to_bytes
-from torch import Tensor
 
 from fedrbn.data.samples import Client
+from fedrbn.federated.admission import worst_layer
 from fedrbn.federated.client import adapt, local_update
-from fedrbn.federated.server import FederationError
+from fedrbn.federated.intake import FederationError
+from fedrbn.federated.privacy import Privacy
+from fedrbn.federated.sealing import in_shared_memory, opened, sealed, share
+from fedrbn.hardware import keep_memory
 from fedrbn.nets.dual_bn import DualNet, load
 from fedrbn.randomness import derive, generator
-from fedrbn.types import Answers, Evaluate, Execute, Failure, Job, Result, Round, Tensors, Train, Upload
+from fedrbn.types import Answers, Evaluate, Execute, Failure, Job, Result, Round, Tensors, Train
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Site:
     net: DualNet
     store: Path | None = None
     """Where clients keep what a method has to remember from round to round; see `federated.memory`."""
+    privacy: Privacy = field(default_factory=Privacy)
+    """What clients do to their uploads before they leave: theirs to say, not the server's."""
 
 
 def perform(site: Site, round_: Round, job: Job) -> Result:
@@ -45,12 +52,13 @@ def perform(site: Site, round_: Round, job: Job) -> Result:
         torch.manual_seed(derive(round_.seed, "round", round_.number, "client", job.client, "network"))
         try:
             if isinstance(job, Train):
-                return local_update(site.net, site.clients[job.client], round_, job, site.store)
+                return local_update(site.net, site.clients[job.client], round_, job, site.store, site.privacy)
             return _evaluate(site, round_, job)
         except (
             Exception
         ) as error:  # whatever goes wrong at a client, a plug-in's bug included, is for the server to judge
-            return Failure(job.client, round_.number, f"{type(error).__name__}: {error}")
+            where = f" {worst_layer(site.net)}" if isinstance(error, FloatingPointError) else ""
+            return Failure(job.client, round_.number, f"{type(error).__name__}: {error}{where}")
 
 
 def _evaluate(site: Site, round_: Round, job: Evaluate) -> Answers:
@@ -96,120 +104,198 @@ def processes(site: Site, workers: int) -> Iterator[Execute]:
     """
     for client in site.clients.values():
         for part in (client.train, client.validation, client.test):
-            _share(part.images)
-            _share(part.labels)
-    context = mp.get_context("spawn")
-    pool = [_Worker(context, site) for _ in range(workers)]
+            share(part.images)
+            share(part.labels)
+    pool = [_Worker(site) for _ in range(workers)]
     try:
+        for worker in pool:
+            worker.start()
         yield lambda round_, jobs: _dispatch(pool, round_, jobs)
     finally:
         for worker in pool:
             worker.stop()
 
 
+def _dispatch(pool: Sequence[_Worker], round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
+    """One job at a time to each worker; whoever is done gets the next."""
+    for worker in pool:
+        worker.drop()  # a round that was abandoned: its late answers must not be taken for answers to this one
+    round_ = replace(round_, shared=in_shared_memory(round_.shared))
+    waiting = iter(jobs)
+    for worker, job in zip(pool, waiting, strict=False):
+        worker.take(_Task(round_, job))
+    while busy := [worker for worker in pool if worker.task is not None]:
+        for worker in _with_news(busy):
+            result = worker.news()
+            if result is not None:
+                following = next(waiting, None)
+                if following is not None:
+                    worker.take(_Task(round_, following))
+                yield result
+
+
+def _with_news(busy: Sequence[_Worker]) -> list[_Worker]:
+    """Wait until some of the workers have something to say, have died, or have run out of time; return those."""
+    remaining = min(worker.remaining() for worker in busy)
+    speaking = multiprocessing.connection.wait(
+        [worker.line for worker in busy], None if math.isinf(remaining) else max(0.0, remaining)
+    )
+    return [worker for worker in busy if worker.line in speaking or worker.remaining() <= 0]
+
+
+_HELLO = "ready"
+"""What a worker says first: from then on the time of its job counts, and its death is the job's."""
+_ATTEMPTS = 2
+"""A job during which the worker dies is done once more; a worker that cannot start is started once more."""
+
+
+class _Task(NamedTuple):
+    """A job and the round it belongs to."""
+
+    round: Round
+    job: Job
+
+    def failed(self, cause: str) -> Failure:
+        return Failure(self.job.client, self.round.number, cause)
+
+
 class _Worker:
-    """A process that performs jobs, and the line to it."""
+    """A place where one client's job is done at a time: a process, the line to it, and what it is at."""
 
-    def __init__(self, context: Any, site: Site) -> None:
-        self.line, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, site), daemon=True)
-        self.process.start()
-        theirs.close()
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.context = mp.get_context("spawn")
+        self.process: Any = None
+        self.line: Any = None
+        self.ready = False
+        self.round: Round | None = None
+        """The round that the process knows of."""
+        self.task: _Task | None = None
+        self.asked = math.inf
+        self.deaths = self.false_starts = 0
 
-    def send(self, message: Round | Job) -> None:
+    def start(self) -> None:
+        """Start a new process, in place of the one there was."""
+        self.line, theirs = self.context.Pipe()
+        self.ready, self.round = False, None
         try:
-            self.line.send(_sealed(message))
-        except (BrokenPipeError, ConnectionResetError):
-            raise self.death() from None
+            self.process = self.context.Process(target=_work, args=(theirs, self.site), daemon=True)
+            self.process.start()
+        except OSError as error:
+            self.process = None
+            raise _cannot_start(str(error)) from error
+        finally:
+            theirs.close()
 
-    def receive(self) -> Result:
+    def take(self, task: _Task) -> None:
+        """Begin a job."""
+        self.task, self.deaths = task, 0
+        self._ask(task)
+
+    def _ask(self, task: _Task) -> None:
+        if self.process is None:
+            self.start()
+        self.asked = time.monotonic() if self.ready else math.inf
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which `news` will find out
+            if self.round is not task.round:
+                self.line.send(sealed(task.round))
+                self.round = task.round
+            self.line.send(sealed(task.job))
+
+    def remaining(self) -> float:
+        """Seconds until the deadline of the job."""
+        allowed = self.task.round.deadline_seconds if self.task else None
+        return math.inf if allowed is None else self.asked + allowed - time.monotonic()
+
+    def news(self) -> Result | None:
+        """The result of the job, once there is one."""
+        if self.task is None:
+            return None
+        if not self.line.poll():
+            return self._overdue(self.task) if self.remaining() <= 0 else None
         try:
-            answer: Result = _opened(self.line.recv())
+            said = opened(self.line.recv())
         except (EOFError, OSError):  # OSError: it died while its tensors were being fetched
-            raise self.death() from None
+            return self._died(self.task)
+        if said == _HELLO:
+            self.ready, self.false_starts, self.asked = True, 0, time.monotonic()
+            return None
+        self.task = None
+        answer: Result = said
         return answer
 
-    def death(self) -> FederationError:
-        self.process.join(timeout=5)
-        return FederationError(
-            f"got a worker process that ended (exit code {self.process.exitcode}) in the middle of a job; expected an "
-            "answer. It may have run out of memory: use fewer workers (run.workers), then resume the run."
+    def _overdue(self, task: _Task) -> Failure:
+        self.drop()
+        return task.failed(
+            f"got no answer within {task.round.deadline_seconds:g} seconds; expected one by then. The client hangs or "
+            "is slow: allow more time with faults.deadline_seconds."
         )
 
-    def stop(self) -> None:
-        self.line.close()
+    def _died(self, task: _Task) -> Failure | None:
         self.process.join(timeout=5)
-        if self.process.is_alive():
+        end = f"exit code {self.process.exitcode}"
+        self.kill()
+        if self.ready:
+            self.deaths += 1
+        else:
+            self.false_starts += 1
+        if self.false_starts >= _ATTEMPTS:
+            raise _cannot_start(end)
+        if self.deaths >= _ATTEMPTS:
+            self.task = None
+            return task.failed(
+                f"got a worker process that ended ({end}) in the middle of the job, {self.deaths} times; expected an "
+                "answer. It may have run out of memory: use fewer workers (run.workers), then resume the run."
+            )
+        self._ask(task)
+        return None
+
+    def drop(self) -> None:
+        """Forget the job, if there is one, and end the process that is at it."""
+        if self.task is not None:
+            self.task = None
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self.process is not None:
             self.process.kill()
             self.process.join()
+            self.line.close()
+            self.process = None
+
+    def stop(self) -> None:
+        """End the process: an idle one by closing the line to it."""
+        self.drop()
+        if self.process is not None:
+            self.line.close()
+            self.process.join(timeout=5)
+            self.kill()
 
 
-def _dispatch(pool: list[_Worker], round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
-    """One job at a time to each worker; whoever is done gets the next."""
-    round_ = replace(round_, shared=_in_shared_memory(round_.shared))
-    waiting = iter(jobs)
-    busy: dict[Any, _Worker] = {}
-    for worker in pool:
-        worker.send(round_)
-
-    def next_job(worker: _Worker) -> None:
-        job = next(waiting, None)
-        if job is not None:
-            worker.send(job)
-            busy[worker.line] = worker
-
-    for worker in pool:
-        next_job(worker)
-    while busy:
-        for line in multiprocessing.connection.wait(list(busy)):
-            worker = busy.pop(line)
-            result = worker.receive()
-            next_job(worker)
-            yield result
-
-
-_SMALL = {Train: "personal", Evaluate: "personal", Upload: "personal", Answers: "correct"}
-"""The field of each message that holds many small tensors."""
-
-
-def _sealed(message: Any) -> Any:
-    """The message with its small tensors as bytes: in shared memory each of them would hold a file descriptor."""
-    name = _SMALL.get(type(message))
-    if name is None:
-        return message
-    return replace(message, **{name: {}}), to_bytes(getattr(message, name))
-
-
-def _opened(sealed: Any) -> Any:
-    """The message that `_sealed` closed."""
-    if not isinstance(sealed, tuple):
-        return sealed
-    message, content = sealed
-    return replace(message, **{_SMALL[type(message)]: from_bytes(content)})
-
-
-def _in_shared_memory(tensors: Tensors) -> Tensors:
-    return {name: _share(tensor.clone()) for name, tensor in tensors.items()}
-
-
-def _share(tensor: Tensor) -> Tensor:
-    """Move the tensor's storage to shared memory, where other processes can see it."""
-    return tensor.share_memory_()  # type: ignore[no-any-return, no-untyped-call]
+def _cannot_start(why: str) -> FederationError:
+    return FederationError(
+        f"got a worker process that could not start ({why}), {_ATTEMPTS} times; expected one that can. A script that "
+        "trains needs the guard `if __name__ == '__main__':`; if memory is short, use fewer workers (run.workers)."
+    )
 
 
 def _work(line: Any, site: Site) -> None:
     """A worker's life: take a round, perform its jobs, until the line is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it closes the line
     torch.set_num_threads(1)
+    keep_memory()
     # PyTorch hands tensors to a process in shared memory: without a copy, all workers would train in one network.
     site = replace(site, net=copy.deepcopy(site.net))
     round_: Round | None = None
+    with suppress(ConnectionError):
+        line.send(_HELLO)
     while True:
         try:
-            message = _opened(line.recv())
+            message = opened(line.recv())
             if isinstance(message, Round):
                 round_ = message
             elif round_ is not None:
-                line.send(_sealed(perform(site, round_, message)))
+                line.send(sealed(perform(site, round_, message)))
         except (EOFError, ConnectionError):  # the parent has closed the line, perhaps without waiting for the answer
             return

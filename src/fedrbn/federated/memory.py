@@ -2,7 +2,7 @@
 
 It never reaches the server. `store/<client>/<round>.safetensors` is what the client knew after that round, so a run
 that continues from round r finds exactly what was there, even if the client had already gone on. A checkpoint is at
-most one round behind its clients: the two newest files are kept.
+most one round behind its clients, and a run may have to go back to the one before it: the three newest files are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedrbn.storage import StorageError, write_atomically
 from fedrbn.types import Tensors
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
-_KEPT = 2
+_KEPT = 3
 
 
 def recall(store: Path | None, client: str, finished: int) -> Tensors:

@@ -201,12 +201,21 @@ def clamp(parameters: Iterable[nn.Parameter], largest: float) -> None:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Within this block the network's other layers (dropout and the like) behave as at test time."""
+    """Within this block the network is as at test time: no dropout and the like, and weights that take no gradient.
+
+    Layers written as an `autograd.Function` cannot see that only the gradient at the input is asked for: without this
+    they would compute that of their weights too.
+    """
     training = [module for module in net.modules() if module.training]
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
     for module in training:
         module.training = False
+    for parameter in trained:
+        parameter.requires_grad_(False)
     try:
         yield
     finally:
         for module in training:
             module.training = True
+        for parameter in trained:
+            parameter.requires_grad_(True)

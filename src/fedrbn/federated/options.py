@@ -11,10 +11,11 @@ from fedrbn.attacks import Attack
 from fedrbn.config import ConfigError, MethodConfig
 from fedrbn.federated.affine import AffineTraining
 from fedrbn.federated.aggregation import Local
+from fedrbn.federated.donors import Combine, Guard
 from fedrbn.federated.free import Free
 from fedrbn.federated.methods import METHODS, Method
 from fedrbn.federated.objectives import Adversarial, Calibrated, Fractional, Mart, Objective, Trades
-from fedrbn.federated.propagation import Propagation, Weighting
+from fedrbn.federated.propagation import Weighting
 from fedrbn.federated.training import Meta, Sgd
 from fedrbn.nets.dual_bn import Affine
 from fedrbn.types import Branch
@@ -56,11 +57,18 @@ def settings(method: Method) -> dict[str, Any]:
         values |= {
             "weighting": method.propagation.weighting.value,
             "temperature": method.propagation.temperature,
+            **_guard_settings(method.propagation.guard),
         }
     if method.calibration is not None:
         clip = method.calibration.clip
         values |= {"lam": method.calibration.lam, "clip": "off" if clip is None else clip, "warmup": method.warmup}
     return values | _training_settings(method)
+
+
+def _guard_settings(guard: Guard) -> dict[str, Any]:
+    """The limits on donors; None where there are none, so that runs without them keep the key they always had."""
+    combine = None if guard.combine is Combine.MEAN else guard.combine.value
+    return {"donor_cap": guard.cap, "donor_mean": combine, "donor_range": guard.plausible}
 
 
 def _training_settings(method: Method) -> dict[str, Any]:
@@ -121,7 +129,15 @@ def _with_options(method: Method, config: MethodConfig) -> Method:
     if method.propagation is not None:
         weighting = Weighting(config.weighting) if config.weighting else method.propagation.weighting
         temperature = config.temperature or method.propagation.temperature
-        changes["propagation"] = Propagation(weighting, temperature)
+        guard = _replaced(
+            method.propagation.guard,
+            cap=config.donor_cap,
+            combine=None if config.donor_mean is None else Combine(config.donor_mean),
+            plausible=config.donor_range,
+        )
+        changes["propagation"] = replace(
+            method.propagation, weighting=weighting, temperature=temperature, guard=guard
+        )
     if method.calibration is not None:
         lam = method.calibration.lam if config.lam is None else config.lam
         clip = method.calibration.clip if config.clip is None else config.clip

@@ -22,7 +22,7 @@ from fedrbn.nets.dual_bn import DualNet
 
 def with_prior(net: DualNet, labels: Tensor) -> DualNet:
     """The same network (not a copy: training one trains the other) whose logits have the prior of `labels` added."""
-    return DualNet(_Shifted(net.network, torch.bincount(labels)))
+    return DualNet(_Shifted(net.network, torch.bincount(labels)), net.precision)
 
 
 class _Shifted(nn.Module):

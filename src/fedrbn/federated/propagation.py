@@ -4,21 +4,33 @@
     α_j = Softmax_T [ (1/L) Σ_l Sim^l(D_k, D_j) ],   Sim^l = [cos(μ_k^l, μ_j^l) + cos(σ²_k^l, σ²_j^l)] / 2   (Eq. 4)
 
 k is a receiver (ST), j a donor (AT), and the similarity is between their *clean* statistics. The paper prints a further
-1/|S| in Eq. 3; the weights already sum to one, so it is not applied. Everything is a product of matrices
+1/|S| in Eq. 3; the weights already sum to one, so it is not applied. The α of a donor that has missed rounds is
+multiplied by its `Standing.fading`, and the row brought back to sum to one. Everything is a product of matrices
 receivers × donors, linear in the number of clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 from torch import Tensor
 
+from fedrbn.federated.donors import Guard
 from fedrbn.nets.dual_bn import BNNames
 from fedrbn.types import Branch, Tensors
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of clients beside their statistics; by default that everybody has trained and is up to date."""
+
+    untrained: frozenset[str] = frozenset()
+    """Receivers that have not reported yet: their statistics say nothing, so all donors weigh the same for them."""
+    fading: Mapping[str, float] = field(default_factory=dict)
+    """What the weight of a stale donor is multiplied by, above 0 and at most 1; donors not named are fresh."""
 
 
 class Weighting(Enum):
@@ -34,6 +46,8 @@ class Propagation:
 
     weighting: Weighting = Weighting.COSINE
     temperature: float = 0.01
+    guard: Guard = field(default_factory=Guard)
+    """Limits on what a single donor can do; without them Eq. 3 is the paper's."""
 
     def weights(
         self,
@@ -41,30 +55,35 @@ class Propagation:
         receivers: Sequence[str],
         donors: Sequence[str],
         batch_norms: Sequence[BNNames],
+        standing: Standing = Standing(),  # noqa: B008  (it cannot be changed)
     ) -> Tensor:
         """α, one row per receiver and one column per donor; rows sum to 1."""
         if self.weighting is Weighting.UNIFORM:
-            return torch.full((len(receivers), len(donors)), 1 / len(donors), dtype=torch.float64)
-        return softmax(similarity(personal, receivers, donors, batch_norms), self.temperature)
+            alpha = torch.full((len(receivers), len(donors)), 1 / len(donors), dtype=torch.float64)
+        else:
+            scores = similarity(personal, receivers, donors, batch_norms, standing.untrained)
+            alpha = softmax(scores, self.temperature)
+        return _faded(alpha, [standing.fading.get(donor, 1.0) for donor in donors])
 
 
 def similarity(
-    personal: Mapping[str, Tensors], receivers: Sequence[str], donors: Sequence[str], batch_norms: Sequence[BNNames]
+    personal: Mapping[str, Tensors],
+    receivers: Sequence[str],
+    donors: Sequence[str],
+    batch_norms: Sequence[BNNames],
+    untrained: Collection[str] = (),
 ) -> Tensor:
     """Layer-averaged similarity of clean statistics, receivers × donors.
 
-    A receiver that never trained still has zero means, whose cosine is undefined: its row is the same for all donors,
-    so that they weigh the same.
+    The row of a receiver that never trained is the same for all donors, so that they weigh the same.
     """
     clean = [names for names in batch_norms if names.branch is Branch.CLEAN]
     total = torch.zeros(len(receivers), len(donors), dtype=torch.float64)
-    untrained = torch.ones(len(receivers), dtype=torch.bool)
     for names in clean:
         for name in names.statistics:
             ours, theirs = _stacked(personal, receivers, name), _stacked(personal, donors, name)
             total += _unit_rows(ours) @ _unit_rows(theirs).T / 2
-        untrained &= ~_stacked(personal, receivers, names.mean).any(dim=1)
-    total[untrained] = 0
+    total[torch.tensor([receiver in untrained for receiver in receivers], dtype=torch.bool)] = 0
     return total / len(clean)
 
 
@@ -73,12 +92,21 @@ def softmax(scores: Tensor, temperature: float) -> Tensor:
     return torch.softmax(scores / temperature, dim=1)
 
 
+def _faded(alpha: Tensor, factors: Sequence[float]) -> Tensor:
+    """Each donor's weight times its factor, rows brought back to sum to 1; fresh donors only: not touched at all."""
+    if all(factor == 1.0 for factor in factors):
+        return alpha
+    faded = alpha * torch.tensor(factors, dtype=alpha.dtype)
+    return faded / faded.sum(dim=1, keepdim=True)
+
+
 def propagate(
     personal: Mapping[str, Tensors],
     receivers: Sequence[str],
     donors: Sequence[str],
     batch_norms: Sequence[BNNames],
     propagation: Propagation,
+    standing: Standing = Standing(),  # noqa: B008  (it cannot be changed)
 ) -> dict[str, Tensors]:
     """Eq. 3: for each receiver the estimated tensors of its noised branch, by name.
 
@@ -86,7 +114,8 @@ def propagate(
     """
     if not receivers or not donors:
         return {}
-    alpha = propagation.weights(personal, receivers, donors, batch_norms)
+    alpha = propagation.weights(personal, receivers, donors, batch_norms, standing)
+    alpha = propagation.guard.weights(alpha, personal, receivers, donors, batch_norms)
     estimates: dict[str, Tensors] = {receiver: {} for receiver in receivers}
     for names in batch_norms:
         if names.branch is not Branch.NOISED:
@@ -95,7 +124,7 @@ def propagate(
             if name not in personal[donors[0]]:
                 continue  # averaged by the server with the other shared weights
             donated = _stacked(personal, donors, name)
-            mixed = (alpha @ donated).to(personal[donors[0]][name].dtype)
+            mixed = propagation.guard.combined(alpha, donated).to(personal[donors[0]][name].dtype)
             for row, receiver in enumerate(receivers):
                 estimates[receiver][name] = mixed[row].clone()
     return estimates

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedrbn.config import ConfigError, TrainConfig
+from fedrbn.config import ConfigError, FaultsConfig, TrainConfig
+from fedrbn.federated.admission import Gate, Movement
 from fedrbn.federated.aggregation import Aggregate, Contribution, Layout, Local, mean
 from fedrbn.federated.client import steps_per_epoch
+from fedrbn.federated.intake import Intake, TooFewClientsError
 from fedrbn.federated.methods import Method
-from fedrbn.federated.propagation import propagate
+from fedrbn.federated.propagation import Standing, propagate
 from fedrbn.nets.dual_bn import DualNet, tensors
 from fedrbn.randomness import generator
-from fedrbn.types import Branch, Execute, Failure, Member, Result, Role, Round, ServerState, Tensors, Train, Upload
+from fedrbn.types import Branch, Execute, Failure, Member, Role, Round, ServerState, Tensors, Train
 
-
-class FederationError(RuntimeError):
-    """A client could not do its part, so the round could not be finished."""
+_FAINTEST = 1e-12
+"""A donor is never forgotten altogether: where no other is left, its statistics are the best that there are."""
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What happened in a round, for the record: each participant's metrics."""
+    """What happened in a round, for the record: the metrics of each client whose update counted, and what failed."""
 
     round: int
     lr: float
     clients: dict[str, dict[str, float]]
+    failures: tuple[Failure, ...] = ()
+    moved: dict[str, Movement] = field(default_factory=dict)
+    """How far each client's update went, and in which layer most."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,17 @@ class Plan:
     equal_sizes: bool = True
     """If False every client runs the mean number of iterations per epoch of all clients (unequal data)."""
     aggregate: Aggregate = mean
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    silenced: frozenset[str] = frozenset()
+    """AT users whose statistics nobody receives, because whoever runs the server does not trust them."""
 
     def __post_init__(self) -> None:
+        asked = min(self.participants or len(self.members), len(self.members))
+        if isinstance(self.faults.min_clients, int) and self.faults.min_clients > asked:
+            raise ConfigError(
+                f"got faults.min_clients = {self.faults.min_clients} with {asked} clients in a round; expected at most "
+                "that many, or a share such as 0.5."
+            )
         missing = [role.value for role in Role if role not in {member.role for member in self.members}]
         if self.method.fine_tuning is not None and missing:
             raise ConfigError(
@@ -124,9 +138,46 @@ class Plan:
         per_epoch = [steps_per_epoch(member.samples, self.train.batch_size) for member in self.members]
         return self.train.local_epochs * max(1, round(sum(per_epoch) / len(per_epoch)))
 
+    def shortage(self, asked: Sequence[Member], answered: Collection[str]) -> str | None:
+        """What the round lacks to count, given who was asked and whose answers are good; None if it counts.
+
+        A share is wanted of each role: a round that has lost its AT users would not be what it says it is.
+        """
+        fewest = self.faults.min_clients
+        groups = {f"{role.value} users": [member for member in asked if member.role is role] for role in Role}
+        if isinstance(fewest, int):
+            groups = {"clients": list(asked)}
+        for name, group in groups.items():
+            good = sum(member.id in answered for member in group)
+            share = math.ceil(round(fewest * len(group), 9))  # 0.7 · 10 is a little more than 7
+            needed = min(fewest, len(group)) if isinstance(fewest, int) else share
+            if good < needed:
+                return f"got good answers of {good} of {len(group)} {name}; expected at least {needed}"
+        return None
+
     def donors(self, state: ServerState) -> list[str]:
         """AT users that have reported: only they have statistics of adversarial inputs to give."""
-        return [member.id for member in self.members if member.role is Role.AT and member.id in state.reported]
+        heard = state.reported.keys() - self.silenced
+        return [member.id for member in self.members if member.role is Role.AT and member.id in heard]
+
+    def missed(self, state: ServerState) -> dict[str, int]:
+        """How often in a row each donor was asked and gave no answer that counted, up to this state.
+
+        A client that was merely not sampled has missed nothing. Sampling depends on the seed and the round only, so
+        this follows from the last round each reported in.
+        """
+        last = {client: state.reported[client] for client in self.donors(state)}
+        asked = {
+            number: {member.id for member in self.sample(number)}
+            for number in range(min(last.values(), default=state.round), state.round)
+        }
+        return {client: sum(client in asked[n] for n in range(since, state.round)) for client, since in last.items()}
+
+    def fading(self, state: ServerState) -> dict[str, float]:
+        """What each stale donor's weight in Eq. 4 is multiplied by: ½ per `faults.stale_half_life` missed answers."""
+        half_life = self.faults.stale_half_life
+        missed = {client: times for client, times in self.missed(state).items() if times}
+        return {client: max(0.5 ** (times / half_life), _FAINTEST) for client, times in missed.items()}
 
     def predicting_branch(self, state: ServerState, member: Member) -> Branch:
         """The branch a client predicts with: the method's, unless nobody has filled this client's BN_a yet."""
@@ -150,6 +201,7 @@ class Plan:
             local_epochs=self.train.local_epochs,
             steps=self.steps(state.round),
             freeze=self.phase(state.round).freeze,
+            deadline_seconds=self.faults.deadline_seconds,
         )
 
 
@@ -167,50 +219,56 @@ def initial_state(net: DualNet, plan: Plan) -> ServerState:
     )
 
 
+def misfit(state: ServerState, net: DualNet, plan: Plan) -> str | None:
+    """What in a state is not of this network and these members; None if it fits."""
+    fresh = initial_state(net, plan)
+    strangers = sorted(fresh.personal.keys() - state.personal.keys())
+    if strangers:
+        return f"no batch norm of client {strangers[0]!r}"
+    places = [("the shared weights", state.shared, fresh.shared)]
+    places += [(f"client {client!r}", state.personal[client], own) for client, own in fresh.personal.items()]
+    for place, got, expected in places:
+        for name in sorted(got.keys() | expected.keys()):
+            mine, theirs = (part[name].shape if name in part else None for part in (got, expected))
+            if mine != theirs:
+                return f"{_sized(mine)} as tensor {name!r} of {place} where the network has {_sized(theirs)}"
+    return None
+
+
+def _sized(shape: torch.Size | None) -> str:
+    return "nothing" if shape is None else f"shape {tuple(shape)}"
+
+
 def federate(state: ServerState, plan: Plan, execute: Execute) -> Iterator[tuple[ServerState, RoundReport]]:
-    """Algorithm 2 from `state` on: yields the state after each round, and a report of that round."""
+    """Algorithm 2 from `state` on: yields the state after each round, and a report of that round.
+
+    A round goes on without the clients that fail, as long as `faults.min_clients` of them answer. With fewer it asks
+    the others again or raises `TooFewClientsError`, as `faults.on_too_few` says; the states yielded before stay good.
+    """
     while state.round < plan.rounds:
         round_ = plan.round(state)
-        jobs = [_train_job(state, member, plan) for member in plan.sample(state.round)]
-        inbox = _Inbox({job.client for job in jobs if job.role is Role.AT})
-        arrived = in_order(execute(round_, jobs), [job.client for job in jobs])
-        shared = plan.aggregate(state.shared, inbox.contributions(arrived))
-        state = _next_state(state, shared, inbox.personal, plan)
-        yield state, RoundReport(state.round, round_.lr, inbox.metrics)
+        asked = plan.sample(state.round)
+        intake = Intake(state.round, {member.id: _gate(state, member, plan) for member in asked})
+        shared = plan.aggregate(state.shared, _contributions(intake, round_, state, asked, plan, execute))
+        state = _next_state(state, shared, intake.personal, plan)
+        yield state, RoundReport(state.round, round_.lr, intake.metrics, tuple(intake.failures), intake.moved)
 
 
-def in_order(results: Iterable[Result], clients: Sequence[str]) -> Iterator[Result]:
-    """Results in the order of the clients, whatever order they arrive in: sums must not depend on who was faster."""
-    early: dict[str, Result] = {}
-    awaited = iter(clients)
-    turn = next(awaited, None)
-    for result in results:
-        early[result.client] = result
-        while turn in early:
-            yield early.pop(turn)
-            turn = next(awaited, None)
-    if turn is not None:
-        raise FederationError(f"got no answer from client {turn!r}; expected one answer from each of {len(clients)}.")
+def _contributions(
+    intake: Intake, round_: Round, state: ServerState, asked: list[Member], plan: Plan, execute: Execute
+) -> Iterator[Contribution]:
+    """What the clients contribute; those that failed are asked again while there are too few and it pays to wait."""
+    jobs = {member.id: _train_job(state, member, plan) for member in asked}
+    yield from intake.contributions(execute(round_, jobs.values()))
+    while shortage := plan.shortage(asked, intake.personal):
+        if plan.faults.on_too_few == "stop":
+            raise TooFewClientsError(round_.number, shortage, intake.failures)
+        time.sleep(plan.faults.wait_seconds)
+        yield from intake.contributions(execute(round_, [jobs[client] for client in intake.missing()]))
 
 
-class _Inbox:
-    """Hands the large part of each upload on to be folded, and keeps the small part."""
-
-    def __init__(self, adversarial: Collection[str]) -> None:
-        self.adversarial = adversarial
-        self.personal: dict[str, Tensors] = {}
-        self.metrics: dict[str, dict[str, float]] = {}
-
-    def contributions(self, results: Iterable[Result]) -> Iterator[Contribution]:
-        for result in results:
-            if isinstance(result, Failure):
-                raise FederationError(f"client {result.client!r} failed in round {result.round + 1}: {result.cause}")
-            if not isinstance(result, Upload):
-                raise FederationError(f"got {type(result).__name__} from {result.client!r}; expected an Upload.")
-            self.personal[result.client] = result.personal
-            self.metrics[result.client] = result.metrics
-            loss = result.metrics.get("loss") if result.client in self.adversarial else None
-            yield Contribution(result.client, result.shared, float(result.samples), loss)
+def _gate(state: ServerState, member: Member, plan: Plan) -> Gate:
+    return Gate(member, {**state.shared, **state.personal[member.id]}, plan.names, plan.faults.max_update)
 
 
 def _train_job(state: ServerState, member: Member, plan: Plan) -> Train:
@@ -232,5 +290,6 @@ def _next_state(state: ServerState, shared: Tensors, uploaded: dict[str, Tensors
         return state
     receivers = [member.id for member in plan.members if member.role is Role.ST]
     donors = plan.donors(state)
-    estimates = propagate(personal, receivers, donors, plan.names.batch_norms, plan.method.propagation)
+    standing = Standing(frozenset(receivers) - state.reported.keys(), plan.fading(state))
+    estimates = propagate(personal, receivers, donors, plan.names.batch_norms, plan.method.propagation, standing)
     return replace(state, personal=personal | {client: personal[client] | own for client, own in estimates.items()})

@@ -1,0 +1,1 @@
+"""Breaks training on purpose, many times, and writes down what happened: `make soak`."""

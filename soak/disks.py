@@ -1,0 +1,144 @@
+"""Disks that are full or read-only, checkpoints that are cut off, changed, or of something else."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from fedrbn import nets, runs
+from fedrbn.storage import RunDirectory, StorageError
+from soak.kills import Data, finish, reference, train
+from soak.setting import LostError, Row, ensure_same, experiment, fork, wait
+
+Harm = Callable[[Path, np.random.Generator], None]
+
+
+def rows(folder: Path, data: Data, tries: int, random: np.random.Generator) -> list[Row]:
+    """Every fault of a disk, tried so many times."""
+    expected, _ = reference(folder, data)
+    wait(fork(partial(_stopping, folder / "half", data), folder / "log"))
+    found = []
+    for name, harm in HARMS.items():
+        for number in range(tries):
+            path = folder / f"{name.replace(' ', '-')}-{number}"
+            shutil.copytree(folder / "half", path)
+            harm(path, random)
+            finish(path, data, folder)
+            ensure_same(path, expected, name)
+        found.append(Row(name, tries, "found out, the one before it used, ended with the same bytes"))
+    found.append(_full(folder, data, tries, expected, random))
+    found.append(_read_only(tries))
+    found += _foreign(folder, data, tries)
+    return found
+
+
+class _Stop:
+    """A watcher that ends the run after its second round."""
+
+    def training(self, *_: object) -> None: ...
+
+    def answered(self, *_: object) -> None: ...
+
+    def evaluating(self, *_: object) -> None: ...
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+
+def _stopping(path: Path, data: Data) -> None:
+    runs.run(experiment(), path, data=data, watcher=_Stop())
+
+
+def _change_byte(name: str, path: Path, random: np.random.Generator) -> None:
+    content = bytearray((path / name).read_bytes())
+    content[int(random.integers(len(content)))] ^= 1 << int(random.integers(8))
+    (path / name).write_bytes(content)
+
+
+def _cut(path: Path, random: np.random.Generator) -> None:
+    content = (path / "last.safetensors").read_bytes()
+    (path / "last.safetensors").write_bytes(content[: int(random.integers(len(content)))])
+
+
+def _cut_lines(path: Path, random: np.random.Generator) -> None:
+    """As a crash leaves it: the line of a third round, cut off."""
+    lines = (path / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    with (path / "rounds.jsonl").open("ab") as file:
+        file.write(lines[-1][: int(random.integers(1, len(lines[-1])))])
+
+
+HARMS: dict[str, Harm] = {
+    "a bit of the last checkpoint changed": partial(_change_byte, "last.safetensors"),
+    "the last checkpoint cut off": _cut,
+    "the last checkpoint removed": lambda path, _: (path / "last.safetensors").unlink(),
+    "a line of the records cut off": _cut_lines,
+}
+
+
+def _full(folder: Path, data: Data, tries: int, expected: dict[str, str], random: np.random.Generator) -> Row:
+    """No file may grow beyond a random size: the first that would ends the run with an error, as a full disk does."""
+    largest = (folder / "whole" / "last.safetensors").stat().st_size
+    stopped = 0
+    for number in range(tries):
+        path = folder / f"full-{number}"
+        limit = int(random.integers(largest))
+        stopped += wait(fork(partial(_limited, path, data, limit), folder / "log")) == 1
+        finish(path, data, folder)
+        ensure_same(path, expected, "a full disk")
+    if stopped < tries:
+        raise LostError(f"got {tries - stopped} runs that did not notice the full disk; expected none.")
+    return Row("disk full while training", tries, "stopped with an error; with room again ended with the same bytes")
+
+
+def _limited(path: Path, data: Data, limit: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    train(path, data)
+
+
+def _read_only(tries: int) -> Row:
+    for _ in range(tries):
+        try:
+            runs.run(experiment(), Path("/proc/self/run"))
+        except StorageError:
+            continue
+        raise LostError("got a run in a directory that cannot be written; expected it to be refused.")
+    return Row("a run directory that cannot be written", tries, "refused before training, with a remedy")
+
+
+def _foreign(folder: Path, data: Data, tries: int) -> list[Row]:
+    """A checkpoint of another network, and one of a version that is not known."""
+    newer = safetensors.torch.save({"w": torch.ones(1)}, metadata={"fedrbn": json.dumps({"format": "fedrbn-state/9"})})
+    wider = nets.build("digits", 10, 1 / 8, (3, 28, 28), seed=1)
+    for number in range(tries):
+        path = folder / f"foreign-{number}"
+        shutil.copytree(folder / "half", path)
+        _refused(partial(runs.resume, path, data=data, network=wider))
+        (path / "last.safetensors").write_bytes(newer)
+        _refused(RunDirectory.open(path).recover)
+    return [
+        Row("a checkpoint of another network", tries, "refused, naming the layer and both shapes"),
+        Row("a checkpoint of an unknown version", tries, "refused, naming both formats; the file is left as it is"),
+    ]
+
+
+def _refused(use: Callable[[], object]) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            use()
+    except StorageError as error:
+        if "expected" not in str(error):
+            raise
+        return
+    raise LostError("got a foreign checkpoint that was used; expected it to be refused.")

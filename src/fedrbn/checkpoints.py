@@ -1,0 +1,116 @@
+"""The server's state as one safetensors file, with a digest that gives away every changed byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedrbn.files import StorageError
+from fedrbn.types import ServerState
+
+FORMAT = "fedrbn-state/2"
+_WITHOUT_DIGEST = "fedrbn-state/1"
+"""Written before there were digests; still read."""
+
+
+_DAMAGE = (
+    safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError, OSError, OverflowError,
+    IndexError, RecursionError,
+)  # fmt: skip
+
+
+class DamagedError(StorageError):
+    """A checkpoint whose bytes are not those that were written."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The round that validation chose, and its score."""
+
+    round: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state of the server, and the best round so far."""
+
+    state: ServerState
+    best: Best | None
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """The checkpoint as the content of a file."""
+    state, best = checkpoint.state, checkpoint.best
+    tensors = _flat(state)
+    facts = {
+        "format": FORMAT,
+        "round": state.round,
+        "reported": state.reported,
+        "best": None if best is None else [best.round, best.score],
+    }
+    facts["digest"] = _digest(tensors, facts)
+    return safetensors.torch.save(tensors, metadata={"fedrbn": json.dumps(facts)})
+
+
+def read(path: Path) -> Checkpoint:
+    """Read a checkpoint. One that is cut off or changed raises DamagedError, one of another version StorageError."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["fedrbn"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
+        if facts["format"] not in (FORMAT, _WITHOUT_DIGEST):
+            raise StorageError(
+                f"got checkpoint {path} of format {facts['format']!r}, which cannot be read by this version; expected "
+                f"{FORMAT}. Use the version of fedrbn that wrote it, or remove it and train again."
+            )
+        if facts["format"] == FORMAT and facts.pop("digest") != _digest(tensors, facts):
+            raise ValueError("its digest is not that of its content")
+        best = None if facts["best"] is None else Best(int(facts["best"][0]), float(facts["best"][1]))
+        reported = {str(client): int(number) for client, number in facts["reported"].items()}
+        return Checkpoint(_nested(tensors, int(facts["round"]), reported), best)
+    except _DAMAGE as error:
+        raise DamagedError(
+            f"got checkpoint {path}, which cannot be read ({error}); expected {FORMAT}. It is damaged: put a copy "
+            "back, or remove it and continue with --resume, or train again with --force."
+        ) from error
+
+
+def _digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    hasher = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def _flat(state: ServerState) -> dict[str, Tensor]:
+    flat = {f"shared/{name}": tensor for name, tensor in state.shared.items()}
+    for client, tensors in state.personal.items():
+        flat |= {f"personal/{client}/{name}": tensor for name, tensor in tensors.items()}
+    return {name: tensor.contiguous() for name, tensor in flat.items()}
+
+
+def _nested(flat: Mapping[str, Tensor], number: int, reported: dict[str, int]) -> ServerState:
+    shared: dict[str, Tensor] = {}
+    personal: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in flat.items():
+        kind, _, rest = key.partition("/")
+        if kind == "shared":
+            shared[rest] = tensor
+        elif kind == "personal":
+            client, _, name = rest.rpartition("/")
+            personal.setdefault(client, {})[name] = tensor
+        else:
+            raise ValueError(f"unknown tensor {key!r}")
+    return ServerState(number, shared, personal, reported)

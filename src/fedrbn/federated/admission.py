@@ -1,0 +1,182 @@
+"""The boundary: an upload is looked at before anything of it reaches the server's state.
+
+What cannot be used is refused with a reason that says what was got, what was expected and what helps, and names the
+layer: tensors of other names, shapes or types, values that are no numbers, negative variances, an update that has
+exploded, a number of samples that is not the client's. One such upload would spoil the mean for everybody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedrbn.federated.aggregation import Layout
+from fedrbn.nets.dual_bn import DualNet, tensors
+from fedrbn.types import Member, Role, Tensors, Upload
+
+LARGEST_STATISTIC = 1e6
+"""Means and variances may move by so many times their former size, or so many units: pixels lie in [0, 1]."""
+
+_DIVERGED = "The client's training has diverged: lower train.lr, or look at its data."
+
+
+class UploadError(ValueError):
+    """An upload that cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Movement:
+    """The layer that an update moved most, and the norm of the whole update relative to the weights before it."""
+
+    layer: str
+    growth: float
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What an upload is compared with: the member it is from, what it was sent, and what the network looks like."""
+
+    member: Member
+    sent: Tensors
+    """All tensors that the client started from, shared and its own."""
+    names: Layout
+    max_update: float
+
+    def admit(self, upload: Upload) -> Movement:
+        """Let a sound upload pass, and say how far it moved; raise `UploadError` with the reason if it is not sound."""
+        for objection in self._objections(upload):
+            raise UploadError(objection)
+        moved = self._movement(upload)
+        if not moved.growth <= self.max_update:
+            raise UploadError(
+                f"got an update {moved.growth:.3g} times as long as the weights it started from, most of it in layer "
+                f"{moved.layer!r}; expected at most {self.max_update:g} times (faults.max_update). {_DIVERGED}"
+            )
+        return moved
+
+    def _movement(self, upload: Upload) -> Movement:
+        """How far the upload is from what was sent; statistics of batch norm do not count, they follow the data."""
+        statistics = {name for layer in self.names.batch_norms for name in layer.statistics}
+        lengths: dict[str, float] = {}
+        before = 0.0
+        for name, tensor in {**upload.shared, **upload.personal}.items():
+            if tensor.is_floating_point() and name not in statistics:
+                lengths[name] = _distance(tensor, self.sent[name])
+                before = math.hypot(before, _norm(self.sent[name]))
+        if not lengths:
+            return Movement("none", 0.0)
+        # Weights that start at zero have no size to compare with: below 1 the norm counts as 1.
+        growth = math.hypot(*lengths.values()) / max(before, 1.0)
+        return Movement(layer_of(max(lengths, key=lengths.__getitem__)), growth)
+
+    def _objections(self, upload: Upload) -> Iterator[str]:
+        yield from self._wrong_facts(upload)
+        kept = self.names.noised if self.member.role is Role.ST else frozenset[str]()
+        for part, names in (("shared", self.names.shared), ("personal", self.names.personal)):
+            yield from _wrong_names(part, getattr(upload, part), names - kept)
+        values = {**upload.shared, **upload.personal}
+        for name, tensor in values.items():
+            yield from _wrong_tensor(name, tensor, self.sent[name])
+        yield from self._wrong_statistics(values)
+
+    def _wrong_facts(self, upload: Upload) -> Iterator[str]:
+        if type(upload.samples) is not int or upload.samples != self.member.samples:
+            yield (
+                f"got {upload.samples!r} samples; expected the {self.member.samples} that the client registered with. "
+                "Its data has changed, or it misstates its weight in the mean: register it anew."
+            )
+        loss = upload.metrics.get("loss")
+        if not isinstance(loss, float | int) or not math.isfinite(loss):
+            yield f"got {loss!r} as the training loss; expected a number. {_DIVERGED}"
+        strange = next((k for k, v in upload.metrics.items() if not isinstance(v, float | int)), None)
+        if strange is not None:
+            yield f"got metric {strange!r} that is no number; expected numbers only. Look at the client's program."
+
+    def _wrong_statistics(self, values: Mapping[str, Tensor]) -> Iterator[str]:
+        for layer in self.names.batch_norms:
+            where = f"the {layer.branch.value} branch of batch-norm layer {layer.layer!r}"
+            variance = values.get(layer.variance)
+            if variance is not None and bool((variance < 0).any()):
+                yield (
+                    f"got a variance of {variance.min():.3g} in {where}; expected no negative one. The upload is "
+                    "damaged, or noise was added without clamping."
+                )
+            for name in layer.statistics:
+                if name in values:
+                    size = max(_norm(self.sent[name]), 1.0)
+                    if not _distance(values[name], self.sent[name]) <= LARGEST_STATISTIC * size:
+                        yield (
+                            f"got statistics of norm {_norm(values[name]):.3g} in {where}, which were {size:.3g}; "
+                            f"expected them to move by at most {LARGEST_STATISTIC:.0e} times that. {_DIVERGED}"
+                        )
+
+
+def layer_of(tensor: str) -> str:
+    """The layer that a tensor belongs to, by the tensor's name: `network.fc1` of `network.fc1.weight`."""
+    return tensor.rpartition(".")[0] or tensor
+
+
+def worst_layer(net: DualNet) -> str:
+    """Where training diverged: the first layer with values that are no numbers, else the one with the largest."""
+    values = {name: tensor for name, tensor in tensors(net).items() if tensor.is_floating_point() and tensor.numel()}
+    broken = next((name for name, tensor in values.items() if not bool(torch.isfinite(tensor).all())), None)
+    if broken is not None:
+        return f"The first layer with NaN or infinite values is {layer_of(broken)!r}."
+    sizes = {name: tensor.abs().max().item() for name, tensor in values.items()}
+    largest = max(sizes, key=sizes.__getitem__)
+    return f"The largest value is in layer {layer_of(largest)!r} ({sizes[largest]:.3g})."
+
+
+def _wrong_names(part: str, got: Mapping[str, Tensor], expected: frozenset[str]) -> Iterator[str]:
+    missing, unknown = sorted(expected - got.keys()), sorted(got.keys() - expected)
+    remedy = "The client runs another network or method: give it the server's settings and version."
+    if missing:
+        yield f"got {part} tensors without {missing[0]!r}; expected all {len(expected)} of them. {remedy}"
+    if unknown:
+        yield f"got {part} tensor {unknown[0]!r}; expected one of {len(expected)} names of the network. {remedy}"
+
+
+def _wrong_tensor(name: str, tensor: Tensor, expected: Tensor) -> Iterator[str]:
+    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+        yield (
+            f"got tensor {name!r} of shape {tuple(tensor.shape)} and {tensor.dtype}; expected "
+            f"{tuple(expected.shape)} and {expected.dtype}. The client runs another network: check model.name and "
+            "model.width."
+        )
+    elif not _finite(tensor):
+        bad = int((~torch.isfinite(tensor)).sum())
+        yield (
+            f"got {bad} of {tensor.numel()} values in layer {layer_of(name)!r} ({name.rpartition('.')[2]}) that are "
+            f"NaN or infinite; expected numbers. {_DIVERGED}"
+        )
+
+
+_CHUNK = 1 << 16
+"""Numbers that are compared at a time: they stay in a core's cache, and nothing as large as a model is allocated."""
+
+
+def _norm(tensor: Tensor) -> float:
+    return math.hypot(*(_length(part) for part in _chunks(tensor)))
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return math.hypot(*(_length(a - b) for a, b in zip(_chunks(one), _chunks(other), strict=True)))
+
+
+def _length(part: Tensor) -> float:
+    """Squares of large float32 numbers overflow, so those are summed in float64."""
+    length = float(torch.linalg.vector_norm(part))
+    return length if math.isfinite(length) else float(torch.linalg.vector_norm(part.double()))
+
+
+def _chunks(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.reshape(-1).split(_CHUNK)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all values are numbers: NaN and infinity are kept by the smallest and the largest."""
+    return not tensor.numel() or all(math.isfinite(end) for end in torch.aminmax(tensor))
