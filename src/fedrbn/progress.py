@@ -1,104 +1,149 @@
-"""Progress of a run on the terminal: a live line, or plain lines where the output is not a terminal."""
+"""Progress of a run on the terminal: a live panel, or plain lines where the output is not a terminal."""
 
 from __future__ import annotations
 
-import time
+from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from fedrbn.assembly import Assembly
 from fedrbn.estimate import as_text, estimate_seconds
+from fedrbn.federated.accounting import spending
+from fedrbn.story import Story, sparkline
 from fedrbn.types import Answers, Failure, Result, Role, Upload
+
+VALIDATION = {"ra_at": "RA of AT users", "sa_st": "SA of ST users"}
+
+
+@dataclass
+class Activity:
+    """What clients are doing at the moment, and how many of them are done."""
+
+    name: str
+    clients: int
+    answered: dict[str, int] = field(default_factory=lambda: {"AT": 0, "ST": 0, "failed": 0})
+    newest: str = ""
+    """The client that answered last, and how it went."""
+
+    @property
+    def done(self) -> int:
+        """Clients that have answered."""
+        return sum(self.answered.values())
+
+    def count(self, result: Result, role: Role | None) -> None:
+        """Note a client's answer."""
+        self.newest = result.client
+        if isinstance(result, Failure):
+            self.newest += " failed"
+        elif isinstance(result, Upload):
+            self.newest += f" ({role.value if role else '?'}) loss {result.metrics['loss']:.3f}"
+        self.answered["failed" if isinstance(result, Failure) else role.value if role else "ST"] += 1
+
+    def __str__(self) -> str:
+        counts = "  ".join(f"{name} {number}" for name, number in self.answered.items())
+        return f"{counts}  of {self.clients}   {self.newest}"
+
+
+def panel(story: Story, title: str, activity: str, doing: str) -> RenderableType:
+    """The run at a glance: rounds and time left, validation and loss as sparklines, what clients are doing."""
+    grid = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=max(1, story.rounds), completed=story.finished, width=24)
+    left = story.seconds_left
+    grid.add_row(
+        f"{title} round", bar, f"{story.finished}/{story.rounds}", f"{as_text(left)} left" if left is not None else ""
+    )
+    for name, label in VALIDATION.items():
+        values = story.values(name)
+        if values:
+            grid.add_row(label, sparkline(values), f"{values[-1]:.1%}", f"best {max(values):.1%}")
+    losses = story.values("loss")
+    if losses:
+        grid.add_row("loss", sparkline(losses), f"{losses[-1]:.3f}")
+    rows = Table.grid()
+    rows.add_row(grid)
+    rows.add_row(f"{activity}: clients {doing}" if doing else activity)
+    return rows
+
+
+def plain_line(story: Story, title: str) -> str:
+    """The newest round in one line."""
+    newest = story.chapters[-1]
+    said = [f"{title}: round {newest.round}/{story.rounds}"]
+    if newest.loss is not None:
+        said.append(f"loss {newest.loss:.3f}")
+    last = {label: story.values(name)[-1:] for name, label in VALIDATION.items()}
+    validation = ", ".join(f"{label} {values[0]:.1%}" for label, values in last.items() if values)
+    said += [f"validation {validation}"] if validation else []
+    said += [f"{newest.failed} failed"] if newest.failed else []
+    return "  ".join([*said, f"{as_text(story.seconds_left or 0.0)} left"])
 
 
 class Display:
-    """A `Watcher` that shows round, client, loss, validation and time left. Use it as a context manager."""
+    """A `Watcher` that shows round, clients, loss, validation and time left. Use it as a context manager."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.console = console
         self.title = title
-        self.roles: dict[str, Role] = {}
-        self.rounds = self.finished = 0
-        self.started = 0.0
-        self.loss = self.validation = ""
-        self.activity = "training"
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.rounds_bar: TaskID | None = None
-        self.clients_bar: TaskID | None = None
+        self.story = Story(0, {})
+        self.activity = Activity("starting", 0)
+        self.privacy = ""
+        self.live = Live(get_renderable=self._panel, console=console, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> Display:
-        self.progress.start()
+        if self.live is not None:
+            self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self.live is not None:
+            self.live.stop()
 
     def training(self, assembly: Assembly, finished: int) -> None:
         """Say what is about to run and how long it will take."""
-        members = assembly.plan.members
-        self.roles = {member.id: member.role for member in members}
-        self.rounds, self.finished, self.started = assembly.plan.rounds, finished, time.perf_counter()
-        at = sum(member.role is Role.AT for member in members)
-        self.console.print(
-            f"{self.title}: {len(members)} clients ({at} AT, {len(members) - at} ST), "
-            f"{self.rounds - finished} rounds to go, {assembly.workers} worker(s); "
-            f"estimated time {as_text(estimate_seconds(assembly, finished))}",
-            highlight=False,
+        plan = assembly.plan
+        self.story = Story(plan.rounds, {member.id: member.role for member in plan.members}, finished=finished)
+        self.activity = Activity("training", len(plan.sample(finished)) if finished < plan.rounds else 0)
+        at = sum(member.role is Role.AT for member in plan.members)
+        self._say(
+            f"{len(plan.members)} clients ({at} AT, {len(plan.members) - at} ST), {plan.rounds - finished} rounds to "
+            f"go, {assembly.workers} worker(s); estimated time {as_text(estimate_seconds(assembly, finished))}"
         )
-        self.rounds_bar = self.progress.add_task(f"{self.title} round", total=self.rounds, completed=finished, note="")
-        self.clients_bar = self.progress.add_task(self.activity, total=len(members), note="")
+        planned = spending(assembly.experiment, plan, plan.rounds)
+        if planned is not None:
+            self.privacy = f"privacy spent when all rounds are done: {planned}"
+            self._say(self.privacy)
 
     def answered(self, result: Result) -> None:
         """Show the client that has just answered."""
-        if self.clients_bar is None:
-            return
-        note = result.client
-        if isinstance(result, Upload):
-            note = f"{result.client} ({self.roles[result.client].value}) loss {result.metrics['loss']:.3f}"
-        elif isinstance(result, Failure):
-            note = f"{result.client} failed"
-        if isinstance(result, Answers) and self.activity == "training":  # the round's uploads are in: now validation
-            self._count_anew("validating")
-        self.progress.update(self.clients_bar, advance=1, note=note)
-
-    def _count_anew(self, activity: str) -> None:
-        """Count clients from 0 again, for what they do next."""
-        self.activity = activity
-        if self.clients_bar is not None:
-            self.progress.reset(self.clients_bar, description=activity, total=len(self.roles), note="")
+        if isinstance(result, Answers) and self.activity.name == "training":  # the uploads are in: now validation
+            self.activity = Activity("validating", len(self.story.roles))
+        self.activity.count(result, self.story.roles.get(result.client))
 
     def round_finished(self, record: dict[str, Any]) -> None:
         """Show the round's loss, its validation and the time left."""
-        losses = [metrics["loss"] for metrics in record["clients"].values()]
-        self.loss = f"loss {sum(losses) / len(losses):.3f}"
-        if record.get("validation") and record["validation"]["score"] is not None:
-            parts = {"RA of AT users": record["validation"]["ra_at"], "SA of ST users": record["validation"]["sa_st"]}
-            self.validation = "validation " + ", ".join(f"{k} {v:.1%}" for k, v in parts.items() if v is not None)
-        done = record["round"] - self.finished
-        left = (time.perf_counter() - self.started) / done * (self.rounds - record["round"])
-        note = "  ".join(text for text in (self.loss, self.validation, f"{as_text(left)} left") if text)
-        if self.rounds_bar is not None and self.clients_bar is not None:
-            self.progress.update(self.rounds_bar, completed=record["round"], note=note)
-            self._count_anew("training")
-        if not self.console.is_terminal:
-            self.console.print(f"{self.title}: round {record['round']}/{self.rounds}  {note}", highlight=False)
+        self.story = self.story.after([record])
+        self.activity = Activity("training", len(record["clients"]))
+        for failure in record.get("failures", []):
+            self._say(f"client {failure['client']} is left out of round {failure['round']}: {failure['cause']}")
+        if "warning" in record:
+            self._say(f"warning: {record['warning']}")
+        if self.live is None:
+            self.console.print(plain_line(self.story, self.title), highlight=False, markup=False)
 
     def evaluating(self, clients: int) -> None:
         """Say that the final evaluation starts."""
-        if self.clients_bar is not None:
-            self.progress.remove_task(self.clients_bar)
-        self.activity = "evaluating"
-        self.clients_bar = self.progress.add_task(f"{self.title} {self.activity}", total=clients, note="")
-        if not self.console.is_terminal:
-            self.console.print(f"{self.title}: evaluating {clients} clients", highlight=False)
+        self.activity = Activity(f"{self.title} evaluating", clients)
+        if self.privacy:
+            self._say(self.privacy)
+        if self.live is None:
+            self._say(f"evaluating {clients} clients")
+
+    def _say(self, text: str) -> None:
+        self.console.print(f"{self.title}: {text}", highlight=False, markup=False)
+
+    def _panel(self) -> RenderableType:
+        return panel(self.story, self.title, self.activity.name, str(self.activity))

@@ -7,7 +7,20 @@ from pathlib import Path
 
 import typer
 
-from fedrbn.cli import costing, datasets, evaluating, planning, reproducing, running, settings, shipping
+from fedrbn.cli import (
+    costing,
+    datasets,
+    deploying,
+    drawing,
+    evaluating,
+    following,
+    planning,
+    reporting,
+    reproducing,
+    running,
+    settings,
+    shipping,
+)
 
 app = typer.Typer(
     name="fedrbn",
@@ -28,9 +41,13 @@ for command in (
     planning.plan,
     costing.cost,
     reproducing.reproduce,
+    reporting.report,
+    drawing.figure,
+    following.watch,
 ):
     app.command()(command)
 app.add_typer(datasets.app, name="data")
+app.add_typer(deploying.app, name="deploy")
 
 
 def main() -> None:
@@ -42,6 +59,13 @@ def main() -> None:
         if not raised_here(error):
             raise
         typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except MemoryError:
+        typer.echo(
+            "error: got something that needs more memory than there is; expected it to fit. Use fewer or smaller "
+            "images, a smaller batch_size or model.width, or fewer workers.",
+            err=True,
+        )
         sys.exit(2)
     except SystemExit as end:
         if end.code == 130:  # typer's code for Ctrl-C

@@ -122,11 +122,12 @@ def compared(directory: Path, against: Path) -> list[dict[str, Any]]:
     """The newest evaluations of two runs, compared sample by sample where they were asked the same."""
     from dataclasses import asdict
 
+    from fedrbn.records import evaluations
     from fedrbn.significance import compare
     from fedrbn.storage import RunDirectory
 
     ours, theirs = RunDirectory.open(directory), RunDirectory.open(against)
-    records = [run.records("evaluations.jsonl") for run in (ours, theirs)]
+    records = [evaluations(run) for run in (ours, theirs)]
     if not records[1]:
         raise ValueError(f"got {against}, which has no evaluation; expected a finished run. Evaluate it first.")
     if records[0][-1]["samples_digest"] != records[1][-1]["samples_digest"]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedrbn.progress import Display
+    from fedrbn.runs import Watcher
 
 
 def console(*, err: bool = False) -> Console:
@@ -29,11 +30,16 @@ def say(text: str, quiet: bool = False) -> None:
         typer.echo(text, err=True)
 
 
-def watching(title: str, quiet: bool) -> AbstractContextManager[Display | None]:
-    """A progress display; nothing when quiet."""
+@contextmanager
+def watching(title: str, quiet: bool, *others: AbstractContextManager[Watcher]) -> Iterator[Watcher | None]:
+    """A progress display, unless quiet, and other watchers, all told the same; None when there is nobody to tell."""
     from fedrbn.progress import Display
+    from fedrbn.tracking import Watchers
 
-    return nullcontext() if quiet else Display(console(err=True), title)
+    with ExitStack() as stack:
+        shown: list[AbstractContextManager[Watcher]] = [] if quiet else [Display(console(err=True), title)]
+        watchers = [stack.enter_context(watcher) for watcher in (*shown, *others)]
+        yield Watchers(watchers) if watchers else None
 
 
 def show(record: dict[str, Any], directory: Path, as_json: bool) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fedrbn.cli.output import console, listed, print_json, say, show, watching
+
+if TYPE_CHECKING:
+    from fedrbn.tracking import TensorBoard
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file of settings; what it leaves out has defaults.")]
 DataName = Annotated[
@@ -20,6 +23,10 @@ Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication roun
 Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes; 1 trains in this process.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting as section.key=value; repeat for several.")
+]
+Track = Annotated[
+    Literal["tensorboard"] | None,
+    typer.Option("--track", help="Also log every round for TensorBoard, in the run's folder tensorboard."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
@@ -38,6 +45,7 @@ def run(
     settings: Settings = None,
     resume: Annotated[Path | None, typer.Option(help="Continue an interrupted run in this directory.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in the directory.")] = False,
+    track: Track = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -50,10 +58,10 @@ def run(
         others = [config_file, method, data, rounds, seed, out, settings]
         if any(value is not None for value in others) or force:
             raise ConfigError(
-                "got --resume with other settings; expected --resume DIR alone (with --workers at most): a resumed "
-                "run keeps the settings it was started with."
+                "got --resume with other settings; expected --resume DIR alone (with --workers and --track at most): a "
+                "resumed run keeps the settings it was started with."
             )
-        with watching(str(resume), quiet) as watcher:
+        with watching(str(resume), quiet, *trackers(track, resume)) as watcher:
             show(runs.resume(resume, workers=workers, watcher=watcher), resume, as_json)
         return
     named = {"method.name": method, "data.name": data, "train.rounds": rounds, "run.seed": seed, "run.workers": workers}
@@ -67,7 +75,7 @@ def run(
     )
     experiment = resolved(config.make(values))
     directory = out or Path(experiment.run.out or f"runs/{as_folder(experiment.method.name)}-{experiment.key()}")
-    with watching(experiment.method.name, quiet) as watcher:
+    with watching(experiment.method.name, quiet, *trackers(track, directory)) as watcher:
         record = runs.run(experiment, directory, force=force, watcher=watcher)
     show(record, directory, as_json)
 
@@ -83,6 +91,10 @@ def compare(
     ),
     workers: Workers = None,
     settings: Settings = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Also write a page about these runs to this file, as fedrbn report does.")
+    ] = None,
+    track: Track = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -91,6 +103,7 @@ def compare(
     Comma lists in --set make a sweep: --set method.lam=0,0.5,1. Interrupted comparisons continue where they stopped.
     """
     from fedrbn import config, sweep
+    from fedrbn.reproduce.reading import directory as directory_of
     from fedrbn.tables import comparison_table
 
     named = {"data.name": data, "train.rounds": rounds, "run.workers": workers}
@@ -99,12 +112,27 @@ def compare(
     groups: dict[str, list[dict[str, Any]]] = {}
     say(f"{len(todo)} run(s); those finished before are in {out}", quiet)
     for cell in todo:
-        with watching(f"{cell.row} seed {cell.experiment.run.seed}", quiet) as watcher:
+        tracked = trackers(track, directory_of(cell.experiment, out))
+        with watching(f"{cell.row} seed {cell.experiment.run.seed}", quiet, *tracked) as watcher:
             groups.setdefault(cell.row, []).append(sweep.complete(cell, out, watcher))
     if as_json:
         print_json(groups)
     else:
         console().print(comparison_table(groups))
+    if report is not None:
+        from fedrbn.report import write_report
+
+        made = [directory_of(cell.experiment, out) for cell in todo]
+        say(f"report: {write_report(made, report, checks=False)}")
+
+
+def trackers(track: Literal["tensorboard"] | None, directory: Path) -> list[TensorBoard]:
+    """The watchers that --track asks for, for the run in this directory."""
+    if track is None:
+        return []
+    from fedrbn.tracking import TensorBoard
+
+    return [TensorBoard(directory / track)]
 
 
 def given(named: dict[str, Any]) -> list[tuple[str, str, Any]]:

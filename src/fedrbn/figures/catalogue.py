@@ -1,0 +1,90 @@
+"""All figures by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fedrbn import plugins
+from fedrbn.figures import bars, curves, epsilon, lines, penultimate, samples, statistics, style
+from fedrbn.figures.sources import Request
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure: what it shows, where it is in the paper, and what it is drawn from."""
+
+    title: str
+    place: str
+    needs: str
+    draw: Callable[[Request], Figure]
+    experiment: str = "benchmark"
+    """The experiment of `fedrbn reproduce` whose numbers or runs it shows."""
+
+
+def _numbers(experiment: str, title: str, place: str, draw: Callable[[Request], Figure], also: str = "") -> Entry:
+    return Entry(title, place, f"reproduce {experiment}{also}", draw, experiment)
+
+
+FIGURES: Mapping[str, Entry] = {
+    "highlight": _numbers(
+        "highlight", "RA over the share of AT users, ours beside the paper's", "fig:highlight", lines.highlight
+    ),
+    "single-domain": _numbers(
+        "single-domain", "RA and SA by the only AT domain", "fig:benchmark_O2M", bars.single_domain
+    ),
+    "ratio": _numbers("ratio", "RA and SA by the ratio of AT users", "fig:benchmark_partial_M2M", bars.ratio),
+    "trade-off": _numbers(
+        "trade-off", "RA and SA over λ, with the paper's numbers", "fig:trade_off", lines.trade_off
+    ),
+    "convergence": _numbers(
+        "convergence", "Validation over rounds", "fig:param_sens", curves.convergence, " or --run DIR …"
+    ),
+    "participants": _numbers(
+        "participants", "RA, SA and validation by users per round", "fig:train_pr_nuser", lines.participants
+    ),
+    "users": _numbers("users", "RA, SA and validation by users", "fig:train_pd_nuser_trade_off", lines.users),
+    "data-size": _numbers(
+        "data-size", "RA and SA over shares of training and held-out images", "fig:data_size", lines.data_size
+    ),
+    "domain-wise": _numbers(
+        "domain-wise", "RA and SA by domain", "fig:comp_domain", bars.domain_wise, " or --run DIR …"
+    ),
+    "ratio-domainnet": _numbers(
+        "ratio-domainnet", "RA and SA by the ratio of AT users, DomainNet", "fig:vary_frp (a)", bars.ratio_domainnet
+    ),
+    "single-domain-domainnet": _numbers(
+        "single-domain-domainnet", "RA and SA by the only AT domain, DomainNet", "fig:vary_frp (b)",
+        bars.single_domain_domainnet,
+    ),
+    "bn-pca": Entry(
+        "Users' batch-norm statistics, layer by layer", "fig:bn_pca, fig:bn_pca_ex",
+        "a run: of reproduce benchmark, or --run DIR", statistics.bn_pca,
+    ),
+    "penultimate": Entry(
+        "The penultimate layer through BN_c and BN_a", "fig:pen_fea_viz_FRP_BNc-BNa_ex",
+        "a run: of reproduce benchmark, or --run DIR", penultimate.bn_penultimate,
+    ),
+    "penultimate-transfer": Entry(
+        "The penultimate layer through trained and transferred BN_a", "fig:pen_fea_viz_BNa_FRP-full-OtoM",
+        "two runs: of reproduce benchmark, or --run DIR --run DIR", penultimate.transfer_penultimate,
+    ),
+    "samples": Entry("Images of every domain", "fig:dataset_samples", "--data NAME (digits)", samples.samples),
+    "epsilon": Entry("RA over ε as three adversaries see it", "not in the paper", "--run DIR", epsilon.epsilon),
+}  # fmt: skip
+
+
+def find(name: str) -> Entry:
+    """A figure by its name."""
+    if name not in FIGURES:
+        raise plugins.unknown("figure", name, FIGURES, own=False)
+    return FIGURES[name]
+
+
+def draw(entry: Entry, request: Request, path: Path) -> tuple[Path, Path]:
+    """Draw a figure and write it as SVG and PNG."""
+    with style.applied():
+        return style.save(entry.draw(request), path, entry.title)

@@ -1,0 +1,86 @@
+"""Validation over rounds, from the lines that runs write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedrbn.figures import style
+from fedrbn.figures.sources import FigureError, Request, Results, cell_runs, described, results, run_names
+from fedrbn.figures.style import End, Mark
+from fedrbn.storage import RunDirectory
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A score in % after rounds: mean, lowest and highest over seeds."""
+
+    rounds: tuple[int, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def scores(path: Path) -> dict[int, float]:
+    """The validation score in % after each round that was validated."""
+    records = RunDirectory.open(path).records("rounds.jsonl")
+    validated = {record["round"]: (record.get("validation") or {}).get("score") for record in records}
+    return {number: 100 * score for number, score in validated.items() if score is not None}
+
+
+def curve(paths: Sequence[Path]) -> Curve | None:
+    """Of runs that differ in their seed only; rounds that not all of them have reached are left out."""
+    found = [scores(path) for path in paths]
+    rounds = sorted(set.intersection(*(set(own) for own in found))) if found else []
+    if not rounds:
+        return None
+    at = [[own[number] for own in found] for number in rounds]
+    return Curve(tuple(rounds), *(tuple(pick(values) for values in at) for pick in (fmean, min, max)))
+
+
+def store_curves(request: Request, table: Results) -> dict[tuple[str, str], Curve]:
+    """For each (row, column) of a table with one part the curve of its runs, where they are in the store."""
+    runs = cell_runs(request, table.name, table.seeds)
+    found = {(row, column): curve(paths) for (_, row, column), paths in runs.items()}
+    return {cell: own for cell, own in found.items() if own is not None}
+
+
+def draw_curves(axes: Axes, curves: Mapping[str, Curve], marks: Mapping[str, Mark], linestyle: str = "-") -> list[End]:
+    """Lines, each with a band from the lowest to the highest seed; returns their ends, to be named."""
+    ends = []
+    for name, own in curves.items():
+        colour = marks[name].colour
+        alone = len(own.rounds) == 1  # a line through one point cannot be seen
+        axes.plot(own.rounds, own.mean, color=colour, linestyle=linestyle, marker=marks[name].marker if alone else "")
+        axes.fill_between(own.rounds, own.low, own.high, color=colour, alpha=0.15, linewidth=0)
+        ends.append(End(name, own.rounds[-1], own.mean[-1], colour))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return ends
+
+
+def convergence(request: Request) -> Figure:
+    """The validation score over rounds, of the experiment's methods or of the runs that are named."""
+    figure = style.page(style.COLUMN, 2.6)
+    axes = figure.subplots()
+    axes.set(xlabel="round", ylabel="validation in %")
+    if request.runs:
+        names = run_names(request.runs)
+        named = {name: curve([path]) for path, name in names.items()}
+        source = "; ".join(f"{name}: {described(path)}" for path, name in names.items()) + "."
+    else:
+        table = results(request, "convergence")
+        named = {row: own for (row, _), own in store_curves(request, table).items()}
+        source = table.provenance("Bands: lowest to highest seed." if len(table.seeds) > 1 else "")
+    drawn = {name: own for name, own in named.items() if own is not None}
+    if not drawn:
+        remedy = "expected one that was validated" if request.runs else request.command("convergence")
+        raise FigureError(f"got no validated round in {request.store if not request.runs else 'these runs'}: {remedy}")
+    ends = draw_curves(axes, drawn, style.marks(list(drawn)))
+    note = f"Validation: RA of AT users and SA of ST users, mean over users. {source}"
+    return style.finish(figure, note, {axes: ends})

@@ -1,0 +1,218 @@
+"""What figures are drawn from: the numbers of an experiment, and the runs it consists of."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedrbn.reproduce import declarations, plan, reading
+from fedrbn.reproduce.plan import Threat
+from fedrbn.reproduce.scales import SCALES
+from fedrbn.reproduce.table import Number
+from fedrbn.storage import RunDirectory
+
+MOST_NAMED = 4
+"""Cells that were not run and are named; of more only the number is said."""
+
+
+PAPER_NAMES = {
+    "fedrbn": "FedRBN",
+    "fedrbn-noprop": "FedRBN without propagation",
+    "fatbn": "FATBN",
+    "fatavg": "FATAvg",
+    "fatprox": "FATProx",
+    "local-at": "Local AT",
+}
+"""How experiments label methods, so that a method looks the same in every figure."""
+
+
+class FigureError(ValueError):
+    """A figure that cannot be drawn from what is there; the message names the command that makes what is missing."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to draw a figure from."""
+
+    table: Path = Path("table.json")
+    """The numbers of the figure's experiment, as `fedrbn reproduce` writes them."""
+    store: Path = Path("runs")
+    scale: str = "cpu"
+    threat: Threat = "pixel"
+    data: str | None = None
+    """The data that ran in place of the paper's, where they were asked for by name."""
+    seeds: tuple[int, ...] | None = None
+    """None takes all seeds that the table has."""
+    runs: tuple[Path, ...] = ()
+    """Run directories, for figures that can be drawn from runs; none takes those of the experiment."""
+
+    def command(self, experiment: str, only: str = "") -> str:
+        """The command that makes what this request needs of an experiment."""
+        options = {
+            "--scale": self.scale,
+            "--seeds": ",".join(map(str, self.seeds or ())),
+            "--threat": self.threat if self.threat != "pixel" else "",
+            "--data": self.data or "",
+            "--only": only,
+            "--out": str(self.table.parent.parent) if self.table.parent.parent != Path("results") else "",
+            "--store": str(self.store) if self.store != Path("runs") else "",
+        }
+        given = (f"{name} {shlex.quote(value)}" for name, value in options.items() if value)
+        return " ".join(["fedrbn reproduce", experiment, *given])
+
+
+@dataclass(frozen=True)
+class Results:
+    """The numbers of an experiment."""
+
+    name: str
+    title: str
+    scale: str
+    threat: str
+    seeds: tuple[int, ...]
+    stand_ins: dict[str, str]
+    numbers: tuple[Number, ...]
+
+    @property
+    def parts(self) -> list[str]:
+        """The tables of the experiment."""
+        return list(dict.fromkeys(number.part for number in self.numbers))
+
+    def part(self, name: str) -> Results:
+        """One of the tables."""
+        return replace(self, numbers=tuple(number for number in self.numbers if number.part == name))
+
+    @property
+    def rows(self) -> list[str]:
+        """Labels of rows of which something was run or printed."""
+        return list(dict.fromkeys(n.row for n in self.numbers if n.mean is not None or n.paper is not None))
+
+    @property
+    def columns(self) -> list[str]:
+        """Labels of columns."""
+        return list(dict.fromkeys(number.column for number in self.numbers))
+
+    @property
+    def metrics(self) -> list[str]:
+        """What was measured."""
+        return list(dict.fromkeys(number.metric for number in self.numbers))
+
+    def of(self, *, row: str, metric: str, column: str | None = None) -> list[Number]:
+        """The numbers of a row, one for each column, or of one cell."""
+        wanted = (n for n in self.numbers if n.row == row and n.metric == metric)
+        return [number for number in wanted if column is None or number.column == column]
+
+    def provenance(self, *remarks: str) -> str:
+        """Where the numbers are from and which are missing, for the footnote."""
+        seeds = ", ".join(map(str, self.seeds))
+        spread = f"mean ± standard deviation over seeds {seeds}" if len(self.seeds) > 1 else f"seed {seeds}"
+        said = [f"{self.title}. Ours: scale {self.scale}, threat model {self.threat}, {spread}."]
+        used = dict.fromkeys(data for part, data in self.stand_ins.items() if part in self.parts)
+        said += [_stand_in(data) for data in used]
+        return " ".join([*said, *remarks, *_not_run(self.numbers)])
+
+
+def _stand_in(data: str) -> str:
+    """Which data ran in place of the paper's, domain by domain."""
+    declared, names = next((old, names) for (old, used), names in plan.STAND_INS.items() if used == data)
+    pairs = ", ".join(f"{new} for {old}" for old, new in names.items())
+    return f"Run on {data} in place of the paper's {declared} ({pairs})."
+
+
+def _not_run(numbers: Sequence[Number]) -> list[str]:
+    missing = list(dict.fromkeys(" ".join((n.row, n.column)).strip() for n in numbers if n.mean is None))
+    if not missing:
+        return []
+    named = ", ".join(missing[:MOST_NAMED])
+    return [f"Not run and left out: {named}{f' and {len(missing) - MOST_NAMED} more' * (len(missing) > MOST_NAMED)}."]
+
+
+def results(request: Request, experiment: str) -> Results:
+    """The numbers that the request's table has, of the seeds that it asks for."""
+    try:
+        content: dict[str, Any] = json.loads(request.table.read_text(encoding="utf-8"))
+        found = Results(
+            name=content["name"],
+            title=content["title"],
+            scale=content["scale"],
+            threat=content["threat"],
+            seeds=tuple(seed for seed in content["seeds"] if request.seeds is None or seed in request.seeds),
+            stand_ins=content["stand_ins"],
+            numbers=tuple(_number(values, request.seeds) for values in content["numbers"]),
+        )
+    except OSError:
+        raise FigureError(
+            f"got no {request.table}; expected the numbers of {experiment}. Make them: {request.command(experiment)}"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise FigureError(
+            f"got {request.table}, which is not a table of numbers ({error!r}). Write it anew: "
+            f"{request.command(experiment)}"
+        ) from None
+    if found.name != experiment or all(number.mean is None for number in found.numbers):
+        raise FigureError(
+            f"got {request.table} of {found.name} without a number of ours to draw; expected {experiment} with "
+            f"finished runs. Make them: {request.command(experiment)}"
+        )
+    return found
+
+
+def _number(values: dict[str, Any], wanted: Sequence[int] | None) -> Number:
+    seeds = {int(seed): float(value) for seed, value in values["seeds"].items()}
+    kept = {seed: value for seed, value in seeds.items() if wanted is None or seed in wanted}
+    part, row, column, metric, data = (str(values[key]) for key in ("part", "row", "column", "metric", "data"))
+    return Number(part, row, column, metric, data, kept, None if values["paper"] is None else float(values["paper"]))
+
+
+def cell_runs(request: Request, experiment: str, seeds: Sequence[int]) -> dict[tuple[str, str, str], list[Path]]:
+    """For each (part, row, column) of an experiment the directories of its runs that have a finished round."""
+    scale = SCALES[request.scale]
+    cells = plan.cells(declarations.read(experiment), scale, seeds, threat=request.threat, data=request.data)
+    found = {
+        (cell.part, cell.row, cell.column): [reading.directory(run, request.store) for run in cell.runs]
+        for cell in cells
+    }
+    return {key: [path for path in paths if (path / "rounds.jsonl").is_file()] for key, paths in found.items()}
+
+
+def trained_run(request: Request, cell: str) -> Path:
+    """The finished run of one cell of the benchmark, PART/ROW/COLUMN, of the first seed that is asked for."""
+    seed = (request.seeds or (1,))[0]
+    (chosen,) = plan.cells(
+        declarations.read("benchmark"),
+        SCALES[request.scale],
+        [seed],
+        threat=request.threat,
+        data=request.data,
+        only=cell,
+    )
+    path = reading.directory(chosen.runs[0], request.store)
+    if reading.evaluation(path) is None:
+        raise FigureError(
+            f"got no finished run {path}; expected that of {cell} in the benchmark. Make it: "
+            f"{replace(request, seeds=(seed,)).command('benchmark', cell)} – or name a run directory with --run."
+        )
+    return path
+
+
+def run_names(paths: Sequence[Path]) -> dict[Path, str]:
+    """Runs by their method where that tells them apart, else by their directory."""
+    methods = {path: RunDirectory.open(path).experiment().method.name for path in paths}
+    if len(set(methods.values())) == len(paths):
+        return {path: PAPER_NAMES.get(method, method) for path, method in methods.items()}
+    return {path: path.resolve().name for path in paths}
+
+
+def described(path: Path) -> str:
+    """A run in the words of its config, for a footnote."""
+    experiment = RunDirectory.open(path).experiment()
+    method, data, train = experiment.method, experiment.data, experiment.train
+    lam = f" (λ = {method.lam:g})" if method.lam is not None else ""
+    return (
+        f"{method.name}{lam} on {data.name}, width {experiment.model.width:g}, {train.rounds} rounds, "
+        f"seed {experiment.run.seed}, threat model {experiment.attack.threat}"
+    )

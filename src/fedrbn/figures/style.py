@@ -1,0 +1,170 @@
+"""One look for all figures: sizes of a page's columns, colours that colour-blind people tell apart, labels on lines.
+
+The colours are those of Okabe and Ito, without the yellow and the orange that are too pale for text on white. No figure
+relies on colour alone: markers, hatches or labels say the same.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+COLUMN, TEXT = 3.4, 6.8
+"""Width of one column and of the whole text of a two-column page, in inches."""
+BLUE, VERMILION, GREEN, PURPLE, SKY, BROWN, GREY = (
+    "#0072b2", "#d55e00", "#009e73", "#b8578f", "#3a9bd6", "#8c6d1f", "#666666",
+)  # fmt: skip
+SERIES = (BLUE, VERMILION, GREEN, PURPLE, SKY, BROWN, GREY)
+_CHARACTERS_PER_INCH = 24.5
+"""Of the footnote's type; a little fewer than fit."""
+_LOOK: Mapping[str, object] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "hatch.linewidth": 0.5,
+    "svg.fonttype": "none",  # text stays text: it can be searched, read aloud and checked
+    "svg.hashsalt": "fedrbn",  # ids of clip paths are the same in every run
+}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How one series looks, wherever it is drawn."""
+
+    colour: str
+    marker: str
+    hatch: str = ""
+
+
+METHODS: Mapping[str, Mark] = {
+    "FedRBN": Mark(BLUE, "o"),
+    "FATBN": Mark(VERMILION, "s", "///"),
+    "FATAvg": Mark(GREEN, "^", ".."),
+    "FATProx": Mark(PURPLE, "D", "\\\\\\"),
+    "FedRBN without propagation": Mark(SKY, "v", "|||"),
+    "Local AT": Mark(GREY, "X", "xx"),
+}
+
+
+SHORT = {"FedRBN without propagation": "FedRBN, no prop."}
+"""Names that are too long to stand at the end of a line."""
+
+
+def marks(names: Sequence[str]) -> dict[str, Mark]:
+    """A mark for each series: the methods of the paper always have theirs, others take what is left."""
+    left = iter([mark for name, mark in METHODS.items() if name not in names] + [Mark(BROWN, "P", "++")] * len(names))
+    return {name: METHODS[name] if name in METHODS else next(left) for name in names}
+
+
+@contextmanager
+def applied() -> Iterator[None]:
+    """Draw and save in this look; nothing stays switched afterwards."""
+    with mpl.rc_context(dict(_LOOK)):  # type: ignore[arg-type]  # keys are names of settings, which stubs enumerate
+        yield
+
+
+def page(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+@dataclass(frozen=True)
+class End:
+    """The last point of a line, which carries the line's name."""
+
+    text: str
+    x: float
+    y: float
+    colour: str
+
+
+def finish(figure: Figure, note: str, ends: Mapping[Axes, Sequence[End]] | None = None) -> Figure:
+    """Write where the numbers are from in small type below everything, then the names of lines at their ends."""
+    lines = textwrap.fill(note, int(figure.get_figwidth() * _CHARACTERS_PER_INCH), break_on_hyphens=False)
+    figure.supxlabel(lines, fontsize=5.5, color="#555555", x=0.01, ha="left")
+    figure.draw_without_rendering()  # only now, with all else in its place, is the size of the axes known
+    for axes, found in (ends or {}).items():
+        _label_ends(axes, found, figure)
+    return figure
+
+
+def _label_ends(axes: Axes, ends: Sequence[End], figure: Figure) -> None:
+    """Write each line's name to the right of its last point; names that would overlap move apart."""
+    low, high = axes.get_ylim()
+    size = float(mpl.rcParams["font.size"])
+    gap = 1.3 * size / 72 * figure.dpi / axes.get_window_extent().height * (high - low)
+    right = max((end.x for end in ends), default=0)
+    for end, y in zip(ends, spread([end.y for end in ends], gap), strict=True):
+        axes.annotate(
+            SHORT.get(end.text, end.text),
+            (right, y),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            color=end.colour,
+            annotation_clip=False,
+        )
+
+
+def spread(positions: Sequence[float], gap: float) -> list[float]:
+    """The positions moved as little as possible (least squares) so that neighbours are at least `gap` apart.
+
+    Neighbours that are too close join a block, which stands around the mean of where its members want to be.
+    """
+    order = sorted(range(len(positions)), key=lambda index: positions[index])
+    blocks: list[list[int]] = []
+    for index in order:
+        blocks.append([index])
+        while len(blocks) > 1 and _start(blocks[-1], positions, gap) < (
+            _start(blocks[-2], positions, gap) + gap * len(blocks[-2])
+        ):
+            last = blocks.pop()
+            blocks[-1] += last
+    moved = list(positions)
+    for block in blocks:
+        for rank, index in enumerate(block):
+            moved[index] = _start(block, positions, gap) + rank * gap
+    return moved
+
+
+def _start(block: Sequence[int], positions: Sequence[float], gap: float) -> float:
+    return sum(positions[index] for index in block) / len(block) - gap * (len(block) - 1) / 2
+
+
+def save(figure: Figure, path: Path, title: str) -> tuple[Path, Path]:
+    """Write FILE.svg and FILE.png: the same bytes from the same numbers. A suffix .svg or .png of `path` is dropped."""
+    if path.suffix not in ("", ".svg", ".png"):
+        raise ValueError(f"got {path} to write to; expected a name that ends in .svg or .png, or in neither.")
+    stem = path.with_suffix("")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    svg, png = stem.with_suffix(".svg"), stem.with_suffix(".png")
+    figure.savefig(svg, metadata={"Date": None, "Creator": "fedrbn", "Title": title})
+    figure.savefig(png, dpi=200, metadata={"Software": None, "Title": title})
+    return svg, png

@@ -1,0 +1,159 @@
+"""How good a run's networks are: the numbers that matter most, domains, users, further attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from fedrbn.report.charts import DotRow, dots
+from fedrbn.report.content import Figure, Table, Tile, accuracy
+from fedrbn.report.gather import Run
+from fedrbn.report.records import Evaluation, User
+from fedrbn.tables import BRANCH, predicts
+
+SHOWN = {"SA": "sa", "RA": "ra", "RA adaptive": "ra adaptive"}
+"""The accuracies of the network that predicts, by the name of their column in records."""
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """How good the networks are: key numbers, domains as a chart, users as a table, further attacks."""
+
+    tiles: tuple[Tile, ...]
+    figure: Figure
+    users: Table
+    attacks: Table | None
+    reading: str
+
+
+def columns_of(evaluation: Evaluation) -> dict[str, str]:
+    """The accuracies to show, by their names: of what is deployed, then of branches that are not, if there are any."""
+    shown = dict(SHOWN)
+    tables = [evaluation.mean, *evaluation.domains.values()]
+    for branch, name in BRANCH.items():
+        own = {f"SA {name}": f"sa@{branch}", f"RA {name}": f"ra@{branch}"}
+        if "sa@noised" in evaluation.mean and any(table.get(f"sa@{branch}") != table.get("sa") for table in tables):
+            shown |= own
+    return {name: column for name, column in shown.items() if column in evaluation.mean}
+
+
+def accuracies(run: Run, evaluation: Evaluation) -> Accuracies:
+    """The section on accuracies, from the evaluation that ended the training and those that came later."""
+    return Accuracies(
+        tiles=_tiles(evaluation),
+        figure=_domains(evaluation),
+        users=_users(evaluation),
+        attacks=_attacks(run.evaluations),
+        reading=_reading(evaluation),
+    )
+
+
+def _tiles(evaluation: Evaluation) -> tuple[Tile, ...]:
+    tiles = []
+    for name, column in SHOWN.items():
+        if column in evaluation.mean:
+            low, high = evaluation.interval.get(column, (0.0, 1.0))
+            detail = f"mean over users; 95 % interval {accuracy(low)}–{accuracy(high)}"
+            tiles.append(Tile(name, f"{accuracy(evaluation.mean[column])} %", detail))
+    column = "ra adaptive" if "ra adaptive" in evaluation.worst_domain else "ra"
+    if column in evaluation.worst_domain:
+        worst = min(evaluation.domains, key=lambda domain: evaluation.domains[domain].get(column, 1.0))
+        value = f"{accuracy(evaluation.worst_domain[column])} %"
+        tiles.append(Tile("Worst domain", value, f"{evaluation.domain_label(worst)}, {_name(column)}"))
+    return tuple(tiles)
+
+
+def _name(column: str) -> str:
+    return next((name for name, known in SHOWN.items() if known == column), column)
+
+
+def _domains(evaluation: Evaluation) -> Figure:
+    columns = columns_of(evaluation)
+    rows: list[tuple[str, Mapping[str, float]]] = [
+        (evaluation.domain_label(domain), values) for domain, values in evaluation.domains.items()
+    ]
+    apart = len(rows)
+    for role in ("AT", "ST"):
+        users = [user for user in evaluation.users.values() if user.role == role]
+        if users:
+            rows.append((f"{role} users", _means(users, columns.values())))
+    rows.append(("all users", evaluation.mean))
+    dot_rows = [
+        DotRow(label, {name: values[column] for name, column in SHOWN.items() if column in values})
+        for label, values in rows
+    ]
+    table = Table(
+        "Accuracies in %, by domain and role",
+        ("domain", *columns),
+        tuple((label, *(accuracy(values.get(column)) for column in columns.values())) for label, values in rows),
+        totals=len(rows) - apart,
+    )
+    title = "Accuracy by domain"
+    return Figure(title, dots(title, dot_rows, list(SHOWN), apart), table)
+
+
+def _means(users: Sequence[User], columns: Iterable[str]) -> dict[str, float]:
+    """The mean over users of every column that all of them have."""
+    means = {}
+    for column in columns:
+        values = [value for user in users if (value := user.accuracy(column)) is not None]
+        if len(values) == len(users):
+            means[column] = fmean(values)
+    return means
+
+
+def _users(evaluation: Evaluation) -> Table:
+    columns = columns_of(evaluation)
+    rows = tuple(
+        (
+            name,
+            evaluation.domain_label(user.domain),
+            user.role,
+            BRANCH.get(user.predicts, user.predicts),
+            *(accuracy(user.accuracy(column)) for column in columns.values()),
+        )
+        for name, user in evaluation.users.items()
+    )
+    return Table("Every user, in %", ("user", "domain", "role", "predicts with", *columns), rows, text_columns=4)
+
+
+def _attacks(evaluations: Sequence[Evaluation]) -> Table | None:
+    """All attacks that were tried, if there were more than the one that ended the training."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for evaluation in evaluations:
+        for label, attack in evaluation.attacks.items():
+            column = "ra" if label == evaluation.attack else f"ra[{label}]"
+            clean = f"sa[{label}]" if f"sa[{label}]" in evaluation.mean else "sa"
+            low, high = evaluation.interval.get(column, (0.0, 1.0))
+            rows[f"{label} {attack.settings} {evaluation.deployment}"] = (
+                label,
+                BRANCH.get(evaluation.deployment, evaluation.deployment),
+                "–" if attack.eps is None else f"{255 * attack.eps:g}/255",
+                str(evaluation.samples.get(column, 0)),
+                accuracy(evaluation.mean.get(clean)),
+                accuracy(evaluation.mean.get(column)),
+                f"{accuracy(low)}–{accuracy(high)}",
+                accuracy(evaluation.mean.get(f"{column} adaptive")),
+                accuracy(evaluation.worst_domain.get(column)),
+            )
+    if len(rows) < 2:
+        return None
+    head = ("attack", "deployed", "ε", "samples", "SA", "RA", "95 % interval of RA", "RA adaptive", "RA worst domain")
+    return Table("All attacks that were tried, accuracies in %", head, tuple(rows.values()), text_columns=2)
+
+
+def _reading(evaluation: Evaluation) -> str:
+    eps = "" if evaluation.eps is None else f", ε = {255 * evaluation.eps:g}/255"
+    branch = predicts({"mean": evaluation.mean, "deployment": evaluation.deployment})
+    flattering = (
+        ""
+        if evaluation.threat == "pixel"
+        else " This is the released code's arithmetic, for comparison only: it says"
+        " nothing about robustness in pixel space."
+    )
+    return (
+        f"SA: clean test images. RA: under {evaluation.attack}{eps} (threat model {evaluation.threat}) on the network "
+        f"that predicts ({branch}). RA adaptive: the worst, per image, of attacks on that network, on each branch and "
+        f"on their mean loss.{flattering}"
+    )

@@ -1,0 +1,90 @@
+"""What a page is made of, ready for the template: tables, figures with their data, and how numbers are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+MINUS = "−"  # the sign, not a hyphen
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text that is shown as it is. The first column names the rows."""
+
+    caption: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text_columns: int = 1
+    """So many columns from the left are text; the others are numbers and aligned as such."""
+    totals: int = 0
+    """So many rows at the end summarise the others."""
+    explained: bool = False
+    """Whether the last column only explains, and may be left out where there is little room."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether it has too many columns for a sheet of paper."""
+        return len(self.head) > 10
+
+    @property
+    def wordy(self) -> bool:
+        """Whether rows have long names, which may be broken into lines."""
+        return any(len(row[0]) > 26 for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, what to see in it, and its data."""
+
+    title: str
+    chart: Markup
+    data: Table
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number that matters most, with what it is and how sure it is."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+
+def accuracy(share: float | None) -> str:
+    """A share in percent, without the sign; a dash where there is none."""
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+def amount(value: float, unit: str) -> str:
+    """A number of three digits with a prefix of its unit: 2.94 TMAC, 1.23 MB."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= 0.9995 * size:
+            return f"{_three_digits(value / size)} {prefix}{unit}"
+    return f"{_three_digits(value)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+
+def points(difference: float) -> str:
+    """A difference of two shares in percentage points, with its sign."""
+    shown = f"{abs(100 * difference):.1f}"
+    return shown if shown == "0.0" else f"{'+' if difference > 0 else MINUS}{shown}"
+
+
+def probability(p: float) -> str:
+    """A p-value for people."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    minutes, hours = whole // 60, whole // 3600
+    return f"{minutes} min {whole % 60} s" if hours == 0 else f"{hours} h {minutes % 60} min"

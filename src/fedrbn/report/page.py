@@ -1,0 +1,156 @@
+"""From run directories to one HTML file that needs nothing else: no network, no server, no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedrbn.assembly import Assembly, assemble
+from fedrbn.config import Experiment
+from fedrbn.loading import Trained, load
+from fedrbn.report import comparison, one_run, reproduced
+from fedrbn.report.gather import Run, find, read_result, read_run
+from fedrbn.report.one_run import Extras, RunView
+from fedrbn.report.recomputed import checklist, donations
+from fedrbn.report.sheet import contact_sheet
+from fedrbn.storage import StorageError
+
+MOST_SHEETS = 4
+"""With more runs than this, images are left out: they would be most of the page and of the time."""
+
+
+_EXPECTED = (ValueError, TypeError, RuntimeError, OSError)
+"""What goes wrong with a checkpoint or data that are not at hand: the page says so, and the rest is shown."""
+
+
+def write_report(paths: Iterable[Path | str], out: Path | str, *, images: bool = True, checks: bool = True) -> Path:
+    """Write a page about runs, stores of runs and `fedrbn reproduce` results; returns where it is.
+
+    `images` and `checks` need the run's data: the contact sheet is made anew from the checkpoint, and the check-list
+    is measured where no evaluation has measured it yet. Without the data the page says what is missing, and why.
+    """
+    page = render(paths, images=images, checks=checks)
+    file = Path(out)
+    if file.is_dir():
+        raise StorageError(
+            f"got {file}, which is a directory; expected the name of a file, such as {file}/report.html."
+        )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"got {file}, which cannot be written ({error}); expected a place that can. Choose another -o."
+        ) from error
+    return file
+
+
+def render(paths: Iterable[Path | str], *, images: bool = True, checks: bool = True) -> str:
+    """The page as text."""
+    found = find(Path(path) for path in paths)
+    runs = [read_run(path) for path in found.runs]
+    groups = comparison.grouped(runs)
+    views = _run_views(groups, images, checks)
+    results = [reproduced.view(read_result(path), f"table-{n}") for n, path in enumerate(found.results, start=1)]
+    style, script = (_packaged(name) for name in ("report.css", "report.js"))
+    template = Environment(
+        loader=PackageLoader("fedrbn.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("report.html.j2")
+    return template.render(
+        title=_title(views, [result.title for result in results]),
+        policy=_policy(style, script),
+        style=Markup(style),  # noqa: S704  (our own files, never what a run says)
+        script=Markup(script),  # noqa: S704
+        version=version("fedrbn"),
+        compared=comparison.comparison(groups),
+        runs=views,
+        results=results,
+    )
+
+
+def _title(runs: Sequence[RunView], results: Sequence[str]) -> str:
+    """The one thing on the page, or how many of what."""
+    named = [f"{run.label}, on {run.data}" for run in runs] + list(results)
+    if len(named) == 1:
+        return named[0]
+    data = {run.data for run in runs}
+    shared = f" on {runs[0].data}" if len(data) == 1 else ""
+    counted = [f"{len(runs)} run{'s' * (len(runs) > 1)}{shared}"] * bool(runs)
+    counted += [f"{len(results)} reproduced table{'s' * (len(results) > 1)}"] * bool(results)
+    return " and ".join(counted)
+
+
+def _packaged(name: str) -> str:
+    return importlib.resources.files("fedrbn.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """A content security policy that allows this style, this script and embedded images, and nothing from anywhere."""
+    allowed = {"style-src": _hash(style), "script-src": _hash(script), "img-src": "data:"}
+    rules = [f"{kind} {what}" for kind, what in allowed.items()]
+    return "; ".join(["default-src 'none'", *rules, "base-uri 'none'", "form-action 'none'"])
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
+
+
+def _run_views(groups: Sequence[comparison.Group], images: bool, checks: bool) -> list[RunView]:
+    many = sum(len(group.runs) for group in groups) > MOST_SHEETS
+    no_images = "Images were not asked for." if not images else ""
+    if images and many:
+        no_images = f"Images are left out with more than {MOST_SHEETS} runs: report on this one alone."
+    views: list[RunView] = []
+    for group in groups:
+        for run in group.runs:
+            label = f"{group.label}, seed {run.experiment.run.seed}"
+            extras = _extras(run, no_images, checks and not run.checks)
+            views.append(one_run.view(run, label, f"run-{len(views) + 1}", extras))
+    return views
+
+
+def _extras(run: Run, no_images: str, checks: bool) -> Extras:
+    """What follows from the checkpoint, as far as it can be had; `no_images` says why there shall be no images."""
+    no_checks = f"Not measured. fedrbn evaluate {run.path} measures it, and the next report shows it."
+    try:
+        trained = load(run.path)
+        extras = Extras(trained.plan.rounds, donations(trained), no_images=no_images, no_checks=no_checks)
+    except _EXPECTED as error:
+        reason = f"The networks could not be loaded: {error}"
+        return Extras(run.experiment.train.rounds, no_images=no_images or reason, no_checks=no_checks, notes=(reason,))
+    if no_images and not checks:
+        return extras
+    try:
+        assembly = _with_data(run.experiment, trained)
+        return replace(
+            extras,
+            strips=() if no_images else contact_sheet(trained, assembly),
+            checks=checklist(trained, assembly) if checks else (),
+        )
+    except _EXPECTED as error:
+        reason = f"The run's data are needed for this and could not be used: {error}"
+        return replace(extras, no_images=no_images or reason, no_checks=reason if checks else no_checks)
+
+
+def _with_data(experiment: Experiment, trained: Trained) -> Assembly:
+    """The run's data, divided as it was."""
+    here = experiment.run.model_copy(update={"workers": 1, "device": "cpu"})
+    assembly = assemble(experiment.model_copy(update={"run": here}))
+    if tuple(client.id for client in assembly.federation.clients) != trained.clients:
+        raise StorageError(
+            "got data that give other clients than the run had; expected those it was trained on. "
+            "Set FEDRBN_DATA to their folder."
+        )
+    return assembly

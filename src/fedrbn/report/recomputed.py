@@ -1,0 +1,92 @@
+"""What is not in a run's records but follows from its checkpoint: who gave robustness to whom, and the check-list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedrbn.assembly import Assembly, build_plan
+from fedrbn.attacks import PGD
+from fedrbn.diagnosis import Diagnosis, as_records, judge
+from fedrbn.federated.propagation import Standing
+from fedrbn.loading import Trained
+from fedrbn.randomness import generator
+from fedrbn.report.records import Verdict
+from fedrbn.types import Answers, Member, Role
+
+CHECKED = 8
+"""Test samples of a user that the check-list is measured on, where no evaluation has measured it."""
+
+
+@dataclass(frozen=True)
+class Donations:
+    """α of Eq. 4: a row for each receiver (ST) and a column for each donor (AT); rows sum to 1."""
+
+    receivers: tuple[Member, ...]
+    donors: tuple[Member, ...]
+    weights: tuple[tuple[float, ...], ...]
+
+    def by_domain(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[float, ...], ...]]:
+        """Receivers' domains, donors' domains, and what the one take from the other, on average."""
+        ours = tuple(dict.fromkeys(member.domain for member in self.receivers))
+        theirs = tuple(dict.fromkeys(member.domain for member in self.donors))
+        table = []
+        for domain in ours:
+            rows = [row for member, row in zip(self.receivers, self.weights, strict=True) if member.domain == domain]
+            table.append(tuple(self._taken(rows, donor) for donor in theirs))
+        return ours, theirs, tuple(table)
+
+    def _taken(self, rows: Sequence[Sequence[float]], domain: str) -> float:
+        columns = [j for j, donor in enumerate(self.donors) if donor.domain == domain]
+        return sum(row[j] for row in rows for j in columns) / len(rows)
+
+    @property
+    def own_domain(self) -> float:
+        """The share that receivers take from donors of their own domain, on average."""
+        pairs = zip(self.receivers, self.weights, strict=True)
+        own = [
+            sum(weight for donor, weight in zip(self.donors, row, strict=True) if donor.domain == member.domain)
+            for member, row in pairs
+        ]
+        return sum(own) / len(own)
+
+
+def donations(trained: Trained) -> Donations | None:
+    """The weights with which the chosen state's BN_a were propagated; None if the method does not or nobody could."""
+    state, method, members = trained.state, trained.plan.method, trained.plan.members
+    plan = build_plan(trained.experiment, method, trained.net, members, equal_sizes=True)  # who was asked, and so stale
+    donors = plan.donors(state)
+    receivers = [member.id for member in members if member.role is Role.ST]
+    if method.propagation is None or not donors or not receivers:
+        return None
+    standing = Standing(frozenset(receivers) - state.reported.keys(), plan.fading(state))
+    among = (state.personal, receivers, donors, plan.names.batch_norms)
+    alpha = method.propagation.guard.weights(method.propagation.weights(*among, standing), *among)
+    known = {member.id: member for member in members}
+    return Donations(
+        tuple(known[receiver] for receiver in receivers),
+        tuple(known[donor] for donor in donors),
+        tuple(tuple(row) for row in alpha.tolist()),
+    )
+
+
+def checklist(trained: Trained, assembly: Assembly) -> tuple[Verdict, ...]:
+    """The check-list on a few test samples of one user of each role and domain; empty for attacks it is not made for.
+
+    `fedrbn evaluate` looks at every user; a page should not take that long.
+    """
+    attack = assembly.attack
+    tested = [client for client in assembly.federation.clients if len(client.test)]
+    if not isinstance(attack, PGD) or not tested:
+        return ()
+    chosen = {(client.domain, client.role): client for client in reversed(tested)}
+    members = {member.id: member for member in trained.plan.members}
+    answers = []
+    for client in chosen.values():
+        branch = trained.plan.predicting_branch(trained.state, members[client.id])
+        ask = Diagnosis(branch, attack, samples=CHECKED)
+        random = generator(trained.experiment.run.seed, "report", "checks", client.id)
+        outcome = ask(trained.adapted(client).eval(), client.test, random)
+        answers.append(Answers(client.id, trained.state.round, outcome))
+    checks = judge(answers, len(trained.classes))
+    return tuple(Verdict.model_validate(check) for check in as_records(checks))
