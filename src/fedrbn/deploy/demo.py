@@ -1,0 +1,63 @@
+"""A whole deployment on this machine: TLS, a SuperLink, one authenticated SuperNode for each client, runs, a table.
+
+The site with its keys is made on the spot in a temporary folder and removed afterwards; runs and logs are kept.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedrbn.config import Experiment
+from fedrbn.deploy.fleet import Fleet, fleet, local_plan
+from fedrbn.deploy.site import DeployError, create
+from fedrbn.storage import RunDirectory
+
+TIMEOUT = 3600.0
+
+
+def deploy_and_train(
+    experiments: Mapping[str, Experiment], clients: int, out: Path, say: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """Train experiments one after another on a fleet of so many nodes; returns each one's evaluation record.
+
+    Writes the runs to `out`, by name, and the logs of all processes to `out/logs`. `say` is told of what happens.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise DeployError(f"got {out}, which is not empty; expected a new directory. Remove it or choose another.")
+    first = next(iter(experiments.values()))
+    plan = local_plan(first, clients)
+    with tempfile.TemporaryDirectory(prefix="fedrbn-site-") as folder:
+        site = create(Path(folder) / "site", plan)
+        with fleet(site, out / "logs") as started:
+            say("starting the SuperLink (TLS, a certificate made on the spot)")
+            started.start_superlink()
+            say(f"registering the keys of {clients} nodes")
+            started.register()
+            for node in plan.nodes:
+                started.start_node(node.name)
+            say(f"started {clients} SuperNodes")
+            return {name: _train(started, name, experiment, out, say) for name, experiment in experiments.items()}
+
+
+def _train(fleet: Fleet, name: str, experiment: Experiment, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    run = fleet.submit_experiment(name, experiment)
+    directory = RunDirectory(fleet.site.server / name)
+    told = 0
+
+    def tell_rounds() -> None:
+        nonlocal told
+        for record in directory.records("rounds.jsonl")[told:]:
+            told += 1
+            say(f"{name}: round {record['round']}, {record['seconds']:.1f} s, clients {', '.join(record['clients'])}")
+
+    status = fleet.wait(run, TIMEOUT, tell_rounds)
+    tell_rounds()
+    if status != "finished:completed":
+        raise DeployError(f"got run {name} {status}; expected finished:completed. The logs are in {fleet.logs}.")
+    shutil.copytree(directory.path, out / name)
+    record: dict[str, Any] = directory.records("evaluations.jsonl")[-1]
+    return record

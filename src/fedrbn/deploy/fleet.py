@@ -1,0 +1,225 @@
+"""The whole site as processes on this machine: SuperLink, SuperNodes, a run; all ended by pid, whatever happens.
+
+What is started are the very scripts that a site copies to its machines, so a fleet that works here tests them too.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fedrbn.config import Experiment
+from fedrbn.deploy import processes
+from fedrbn.deploy.processes import Running
+from fedrbn.deploy.site import SUPERLINK, DeployError, Node, Plan, Site
+from fedrbn.storage import write_atomically
+
+STARTUP = 120.0
+"""Seconds a process may take to come up; a busy small machine needs several."""
+PAUSE = 0.3
+ADMITTED = "SuperNode ID: "
+"""What a SuperNode says once the SuperLink has let it in."""
+
+
+class Fleet:
+    """The processes of a site that run on this machine. Make one with `fleet`, which ends them."""
+
+    def __init__(self, site: Site, logs: Path, environment: Mapping[str, str]) -> None:
+        self.site = site
+        self.logs = logs
+        self.environment = dict(environment)
+        self.running: dict[str, Running] = {}
+
+    def start_superlink(self, startup: float = STARTUP) -> Running:
+        """Start the server and wait until it answers over TLS, with a certificate of the site's authority."""
+        started = self._launch(SUPERLINK, self.site.server / "superlink.sh")
+        deadline = time.monotonic() + startup
+        while started.alive() and time.monotonic() < deadline:
+            if _answers(self.site):
+                return started
+            time.sleep(PAUSE)
+        fault = f"does not answer after {startup:g} s" if started.alive() else "ended at its start"
+        raise DeployError(f"got a SuperLink that {fault}; its last words:\n{started.tail()}")
+
+    def register(self) -> None:
+        """Register the keys of all nodes that are not registered yet."""
+        self._command("register.sh")
+
+    def start_node(self, name: str) -> Running:
+        """Start a node; it connects by itself, and again whenever the connection is lost."""
+        return self._launch(name, self.site.node(name) / "supernode.sh")
+
+    def revive_node(self, name: str, patience: float = 120.0) -> Running:
+        """Start a node that was killed, again and again until it is let in.
+
+        Flower refuses a node for as long as it takes the earlier one, of the same key, to be alive: about a minute.
+        """
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            started = self.start_node(name)
+            while started.alive() and time.monotonic() < deadline:
+                if ADMITTED in started.tail():
+                    return started
+                time.sleep(PAUSE)
+            self.stop(name)
+        raise DeployError(f"got node {name} refused for {patience:g} s; its last words:\n{started.tail()}")
+
+    def submit(self, *options: str) -> str:
+        """Start a run with these options of `flwr run`; returns its id."""
+        answer = self._json("run.sh", *options)
+        return str(answer["run-id"])
+
+    def submit_experiment(self, name: str, experiment: Experiment, **settings: str | int | float) -> str:
+        """Start, or continue, an experiment whose run directory is `name` in the server's folder; returns the run's id.
+
+        `settings` are further ones of the server, `flower.…` in the run config, such as deadline=60.
+        """
+        file = f"experiment-{name}.toml"
+        write_atomically(self.site.server / file, experiment.to_toml().encode())
+        values = {"run.out": name, "flower.config": file, **{f"flower.{key}": value for key, value in settings.items()}}
+        return self.submit("--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in values.items()))
+
+    def status(self, run: str) -> str:
+        """What the SuperLink says about a run: `running`, `finished:completed`, `finished:failed`, …"""
+        return str(self._facts(run)["status"])
+
+    def traffic(self, run: str) -> dict[str, int]:
+        """Bytes of a run that went into the SuperLink and out of it."""
+        return {name: int(count) for name, count in self._facts(run)["network-traffic"].items()}
+
+    def online(self) -> int:
+        """How many registered nodes the SuperLink has heard of lately."""
+        return sum(node["status"] == "online" for node in self._json("flwr.sh", "supernode", "list", "site")["nodes"])
+
+    def wait(self, run: str, timeout: float, meanwhile: Callable[[], None] = lambda: None) -> str:
+        """Wait until a run has finished, calling `meanwhile` now and then; returns how it finished.
+
+        What the run itself says goes to a log of its own.
+        """
+        deadline = time.monotonic() + timeout
+        while not (status := self.status(run)).startswith("finished"):
+            follower = self._launch(f"run-{run}", self.site.server / "flwr.sh", "log", run, "site")
+            while follower.alive():  # it ends with the run
+                meanwhile()
+                self._check(run, deadline)
+                time.sleep(PAUSE)
+            self.stop(follower.name)
+        return status
+
+    def _check(self, run: str, deadline: float) -> None:
+        alive = {name for name, one in self.running.items() if one.alive()}
+        if SUPERLINK not in alive:
+            raise DeployError(f"got a SuperLink that ended during run {run}. The logs are in {self.logs}.")
+        if time.monotonic() > deadline:
+            raise DeployError(f"got no end of run {run} in the time it was given. The logs are in {self.logs}.")
+
+    def kill(self, name: str) -> None:
+        """End a process and its children at once, as if its machine had lost power."""
+        processes.kill(self.running.pop(name))
+
+    def stop(self, *names: str) -> None:
+        """End these processes in good order, or all of them; nodes first, because they say goodbye to the SuperLink."""
+        chosen = [self.running.pop(name) for name in names or tuple(self.running)]
+        try:
+            processes.stop([one for one in chosen if one.name != SUPERLINK])
+        finally:
+            processes.stop([one for one in chosen if one.name == SUPERLINK])
+
+    def _facts(self, run: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._json("flwr.sh", "list", "site", "--run-id", run)["runs"][0]
+        return found
+
+    def _launch(self, name: str, script: Path, *arguments: str) -> Running:
+        command = ["/bin/sh", str(script), *arguments]
+        started = processes.launch(name, command, self.logs / f"{name}.log", self.environment)
+        self.running[name] = started
+        return started
+
+    def _command(self, script: str, *arguments: str) -> str:
+        done = subprocess.run(  # noqa: S603  (one of our own scripts)
+            ["/bin/sh", str(self.site.server / script), *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise DeployError(f"got exit code {done.returncode} from {script}; it said:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def _json(self, script: str, *arguments: str) -> dict[str, Any]:
+        """The answer of a flwr command as JSON; what it prints before is for people."""
+        output = self._command(script, *arguments, "--format", "json")
+        answer: dict[str, Any] = json.loads(output[output.index("{") :])
+        if not answer.get("success"):
+            raise DeployError(
+                f"got a refusal from {script} {' '.join(arguments)}: {answer.get('error-message', output)}"
+            )
+        return answer
+
+
+@contextmanager
+def fleet(site: Site, logs: Path, environment: Mapping[str, str] | None = None) -> Iterator[Fleet]:
+    """A fleet whose processes end with this block, also on an error, on Ctrl-C and on SIGTERM."""
+    logs.mkdir(parents=True, exist_ok=True)
+    made = Fleet(site, logs, {**os.environ, "FEDRBN_BIN": sysconfig.get_path("scripts"), **(environment or {})})
+    with _handling(_leave, signal.SIGTERM):
+        try:
+            yield made
+        finally:
+            with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # an impatient second Ctrl-C must not win
+                made.stop()
+
+
+def free_ports(count: int) -> list[int]:
+    """So many TCP ports of the loopback that nobody uses at this moment."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def local_plan(experiment: Experiment, clients: int) -> Plan:
+    """A site on this machine: `node-0`, `node-1`, … for the users of the experiment's own data, on free ports."""
+    port, *ports = free_ports(clients + 1)
+    nodes = tuple(Node(f"node-{i}", partition=i, port=own) for i, own in enumerate(ports))
+    return Plan(("localhost",), port, nodes, experiment)
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers, *signals: int) -> Iterator[None]:
+    """Handle these signals so within the block."""
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    raise SystemExit(128 + number)
+
+
+def _answers(site: Site) -> bool:
+    """Whether a SuperLink with a certificate of the site's authority serves on the site's port."""
+    context = ssl.create_default_context(cafile=str(site.server / "ca.crt"))
+    connection = http.client.HTTPSConnection("127.0.0.1", site.port, context=context, timeout=5)
+    with suppress(OSError, http.client.HTTPException), closing(connection):
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.client.OK
+    return False

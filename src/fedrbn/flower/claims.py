@@ -1,0 +1,70 @@
+"""Whether clients that claim adversarial training have done it: BN_a of adversarial inputs is not BN_c of clean ones.
+
+The paper names unaware or misreported hardware as a limitation: a client that says AT but trains as ST does would
+donate a BN_a without robustness. Its two branches then lie closer together than those of the other AT users,
+
+    d_j = mean over layers of ‖(μ_a − μ_c) / σ_c‖ and ‖ln σ²_a − ln σ²_c‖, per channel and in root mean square,
+
+or its BN_a has never moved. A client is flagged, not removed: who is barred is for people to decide (`control.toml`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+from torch import Tensor
+
+from fedrbn.federated.donors import BN_EPSILON
+from fedrbn.nets.dual_bn import BNNames
+from fedrbn.types import Branch, Tensors
+
+SUSPICIOUS = 0.25
+"""A donor is flagged if its branches are closer together than this part of the other donors' median distance."""
+
+
+def branch_distance(personal: Tensors, batch_norms: Sequence[BNNames]) -> float:
+    """How far BN_a is from BN_c, in units of the channels' own spread; 0 if they are the same."""
+    pairs = zip(
+        [names for names in batch_norms if names.branch is Branch.CLEAN],
+        [names for names in batch_norms if names.branch is Branch.NOISED],
+        strict=True,
+    )
+    return fmean(part for clean, noised in pairs for part in _apart(personal, clean, noised))
+
+
+def _apart(personal: Tensors, clean: BNNames, noised: BNNames) -> tuple[float, float]:
+    variance, other = (personal[name].double() + BN_EPSILON for name in (clean.variance, noised.variance))
+    means = (personal[noised.mean].double() - personal[clean.mean].double()) / variance.sqrt()
+    return _size(means), _size(other.log() - variance.log())
+
+
+def _size(values: Tensor) -> float:
+    return values.square().mean().sqrt().item()
+
+
+def suspicions(
+    personal: Mapping[str, Tensors], donors: Sequence[str], batch_norms: Sequence[BNNames]
+) -> dict[str, str]:
+    """Donors whose statistics look like standard training, and why."""
+    found: dict[str, str] = {}
+    if not donors or not all(_has_branches(personal[donor], batch_norms) for donor in donors):
+        return found
+    distances = {donor: branch_distance(personal[donor], batch_norms) for donor in donors}
+    for donor, distance in distances.items():
+        counts = [personal[donor][names.count] for names in batch_norms if names.branch is Branch.NOISED]
+        others = [distances[other] for other in donors if other != donor]
+        if not any(bool(count.any()) for count in counts):
+            found[donor] = "claims AT, but its BN_a has never seen a batch"
+        elif others and distance < SUSPICIOUS * median(others):
+            found[donor] = (
+                f"claims AT, but its BN_a is {distance:.3g} from its BN_c, where the other AT clients' are "
+                f"{median(others):.3g} (median): as after standard training"
+            )
+    return found
+
+
+def _has_branches(personal: Tensors, batch_norms: Sequence[BNNames]) -> bool:
+    """Whether both branches are the client's own, and so can be compared."""
+    noised = [names for names in batch_norms if names.branch is Branch.NOISED]
+    return bool(noised) and all(name in personal for names in batch_norms for name in names.statistics)

@@ -1,0 +1,171 @@
+"""The server's side of a run on Flower: who takes part, and what follows from that for the next round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fedrbn.assembly import build_network, build_plan
+from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
+from fedrbn.config import ConfigError, Dirichlet, Experiment
+from fedrbn.course import Course, Outline, digest_of_all
+from fedrbn.federated.aggregation import layout
+from fedrbn.federated.options import configure
+from fedrbn.federated.server import Plan
+from fedrbn.flower.claims import suspicions
+from fedrbn.flower.control import Control, read_control
+from fedrbn.flower.grid_execute import Line
+from fedrbn.flower.handshake import Agreement, Introduction, afforded_roles, configured_roles, wrong_network
+from fedrbn.flower.log import EventLog
+from fedrbn.flower.messages import Parts
+from fedrbn.flower.newcomers import welcomed
+from fedrbn.flower.roster import Lobby, Roster
+from fedrbn.flower.settings import FlowerConfig
+from fedrbn.flower.site import fingerprint
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.probe import workload
+from fedrbn.storage import RunDirectory
+from fedrbn.types import Member, Role, ServerState
+
+
+@dataclass(frozen=True)
+class RemoteCourse:
+    """A `Course` whose clients' data are elsewhere."""
+
+    experiment: Experiment
+    attack: Attack
+    net: DualNet
+    plan: Plan
+    outline: Outline
+    digests: tuple[tuple[str, str], ...]
+    barred: tuple[str, ...]
+
+    @property
+    def adversary(self) -> LogitsAttack:
+        """The attack of the config, as evaluation calls it."""
+        return Untargeted(self.attack)
+
+    @property
+    def forgiving(self) -> bool:
+        """Clients come and go."""
+        return True
+
+    def remarks(self, state: ServerState) -> dict[str, Any]:
+        """Who is flagged for statistics that do not fit its claim, who is barred, whose statistics are not used."""
+        found: dict[str, Any] = {
+            "flagged": suspicions(state.personal, self.plan.donors(state), self.plan.names.batch_norms),
+            "barred": list(self.barred),
+            "silenced": sorted(self.plan.silenced),
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def samples_digest(self) -> str:
+        """Twelve hex digits that name the test samples of all clients and their order."""
+        return digest_of_all(self.digests)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a deployment is about: the experiment, what nodes must have in common, and where it is kept."""
+
+    experiment: Experiment
+    settings: FlowerConfig
+    common: Agreement
+    token: str
+    directory: RunDirectory
+    log: EventLog
+
+
+class Deployment:
+    """Keeps track of the clients and makes the course of the next round from them."""
+
+    def __init__(self, terms: Terms, lobby: Lobby) -> None:
+        self.terms = terms
+        self.lobby = lobby
+        experiment, common = terms.experiment, terms.common
+        self.attack = from_config(experiment.attack)
+        self.method = configure(experiment.method, self.attack)
+        self.net = build_network(experiment, self.method, len(common.classes), common.image_shape)
+        self.method.check(self.net, common.image_shape)
+        self.names = layout(self.net, self.method.local)
+        self.control = Control()
+        known: tuple[Member, ...] = terms.directory.description()[0] if described(terms.directory) else ()
+        self.roster = Roster(known, self._roles, self._objection, terms.log)
+
+    def _roles(self, nodes: Mapping[str, Introduction]) -> Mapping[str, Role]:
+        experiment, settings, common = self.terms.experiment, self.terms.settings, self.terms.common
+        if settings.roles == "config":
+            return configured_roles(nodes, experiment)
+        asked = workload(experiment, len(common.classes), common.image_shape)
+        return afforded_roles(nodes, asked, experiment.faults.deadline_seconds or settings.deadline)
+
+    def _objection(self, node: Introduction) -> str | None:
+        return self.terms.common.objection(node) or wrong_network(node, fingerprint(self.net, self.names))
+
+    def refresh(self) -> None:
+        """Note who has come and who has left; newcomers take part from the next round on."""
+        self.roster.update(*self.lobby.arrivals())
+
+    def line(self, grid: Grid) -> Line:
+        """How jobs reach the clients."""
+        settings = self.terms.settings
+        return Line(
+            grid=grid,
+            experiment=self.terms.experiment,
+            token=self.terms.token,
+            parts=Parts.of(self.net, self.names),
+            address=self.roster.address,
+            refresh=self.refresh,
+            log=self.terms.log,
+            deadline=settings.deadline,
+            poll=settings.poll,
+            transport=settings.transport,
+        )
+
+    def course(self) -> RemoteCourse:
+        """The run as it is for the clients that are known now and not barred."""
+        told, common = self.roster.told, self.terms.common
+        members = tuple(m for m in self.roster.members.values() if m.id not in self.control.bar)
+        if not members:
+            raise ConfigError("got every client barred in control.toml; expected some that take part. Correct it.")
+        labels = {member.domain: member.domain for member in members}
+        labels |= {told[m.id].domain: told[m.id].label for m in members if m.id in told}
+        plan = build_plan(self.terms.experiment, self.method, self.net, members, self._equal_sizes(members))
+        return RemoteCourse(
+            experiment=self.terms.experiment,
+            attack=self.attack,
+            net=self.net,
+            plan=replace(plan, silenced=frozenset(self.control.drop_donors)),
+            outline=Outline(
+                common.classes, common.image_shape, labels, validation=any(each.validation for each in told.values())
+            ),
+            digests=tuple((m.id, told[m.id].test if m.id in told else "") for m in members),
+            barred=self.control.bar,
+        )
+
+    def _equal_sizes(self, members: Iterable[Member]) -> bool:
+        """As in an embedded run, if all share one data set; else every client runs the mean number of iterations."""
+        told = self.roster.told
+        shared = all(told[member.id].partition is not None for member in members if member.id in told)
+        return shared and not isinstance(self.terms.experiment.federation.partition.sizes, Dirichlet)
+
+    def revise(self, course: Course, state: ServerState) -> tuple[Course, ServerState]:  # noqa: ARG002
+        """Before a round: who is there now, who is barred; newcomers get a batch norm."""
+        self.refresh()
+        directory, common = self.terms.directory, self.terms.common
+        directory.describe(tuple(self.roster.members.values()), common.classes, common.image_shape)
+        self.control = read_control(directory.path / "control.toml", self.control, self.terms.log)
+        revised = self.course()
+        unknown = [member.id for member in revised.plan.members if member.id not in state.personal]
+        kept = self.roster.kept(unknown, Parts.of(self.net, self.names).personal)
+        state = welcomed(state, revised.plan, self.net, kept)
+        self.roster.forget_kept()
+        return revised, state
+
+
+def described(directory: RunDirectory) -> bool:
+    """Whether the run has had clients before."""
+    return (directory.path / "federation.json").exists()

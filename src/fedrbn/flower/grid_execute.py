@@ -1,0 +1,114 @@
+"""An `Execute` over Flower's `Grid`: jobs go out as messages, answers come back as results, and every job is answered.
+
+A client that is not connected, raises, dies, sends what cannot be used or is late is answered for with a Failure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+
+from fedrbn.config import Experiment
+from fedrbn.flower import wire
+from fedrbn.flower.exchange import Letter, Silence, exchange
+from fedrbn.flower.log import EventLog
+from fedrbn.flower.messages import Parts, order_records, result_of, shared_record
+from fedrbn.flower.orders import Setup, Transport, setup_for
+from fedrbn.flower.wire import MessageError
+from fedrbn.types import Execute, Failure, Job, Member, Result, Role, Round, Train
+
+
+@dataclass(frozen=True)
+class Line:
+    """What it takes to talk to clients by messages."""
+
+    grid: Grid
+    experiment: Experiment
+    token: str
+    parts: Parts
+    address: Callable[[str], tuple[int, Member] | None]
+    """The node and the member that a client is now; None if it is not connected."""
+    refresh: Callable[[], None]
+    """Find out who is connected now; it is asked before every set of jobs."""
+    log: EventLog
+    deadline: float
+    """Most seconds for a job, where `faults.deadline_seconds` does not say less."""
+    poll: float
+    transport: Transport = "float32"
+
+
+@dataclass
+class _Tally:
+    """Who answered in a call, when, and with how many bytes; who did not, and why."""
+
+    started: float = field(default_factory=time.monotonic)
+    theta: int = 0
+    """Bytes of the shared weights, which are in every message and leave the server once."""
+    clients: dict[str, dict[str, float]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def answered(self, client: str, down: int, up: int) -> None:
+        seconds = round(time.monotonic() - self.started, 3)
+        self.clients[client] = {"seconds": seconds, "down": down, "up": up}
+
+
+def grid_execute(line: Line) -> Execute:
+    """Clients on Flower's nodes."""
+
+    def execute(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
+        asked = list(jobs)
+        if not asked:
+            return
+        line.refresh()
+        tally, kind = _Tally(), "train" if isinstance(asked[0], Train) else "evaluate"
+        for result in _answers(line, round_, asked, kind, tally):
+            if isinstance(result, Failure):
+                tally.failed[result.client] = result.cause
+            yield result
+        line.log(
+            kind,
+            round=round_.number + 1 if kind == "train" else round_.number,
+            seconds=round(time.monotonic() - tally.started, 3),
+            theta=tally.theta,
+            down=sum(int(each["down"]) for each in tally.clients.values()),
+            up=sum(int(each["up"]) for each in tally.clients.values()),
+            clients=tally.clients,
+            failed=tally.failed,
+        )
+
+    return execute
+
+
+def _answers(line: Line, round_: Round, jobs: list[Job], kind: str, tally: _Tally) -> Iterator[Result]:
+    shared = shared_record(round_.shared, line.transport)
+    tally.theta = wire.size(RecordDict({"shared": shared}))
+    setups: dict[Role, Setup] = {role: setup_for(role, line.experiment, line.token) for role in Role}
+    letters: dict[str, Letter] = {}
+    asked: dict[str, tuple[Job, Member]] = {}
+    for job in jobs:
+        found = line.address(job.client)
+        if found is None:
+            yield Failure(job.client, round_.number, "its node is not connected")
+            continue
+        node, member = found
+        order = order_records(
+            round_, job, member.role, setups[member.role], shared, line.transport, line.experiment.attack
+        )
+        letters[job.client] = Letter(node, order)
+        asked[job.client] = job, member
+    deadline = min(line.deadline, round_.deadline_seconds or line.deadline)
+    group = str(round_.number)
+    for client, content in exchange(line.grid, letters, kind, group=group, deadline=deadline, poll=line.poll):
+        job, member = asked[client]
+        if isinstance(content, Silence):
+            yield Failure(client, round_.number, content.cause)
+            continue
+        tally.answered(client, wire.size(letters[client].content), wire.size(content))
+        try:
+            yield result_of(content, round_, job, member, line.parts, line.transport)
+        except MessageError as error:
+            yield Failure(client, round_.number, str(error))

@@ -1,0 +1,166 @@
+"""Server and nodes agree before they train: on the version, the network, the classes; then the server decides roles.
+
+The server sends a `Setup` as it would for an ST client. A node answers with an `Introduction`, which holds nothing of
+its data but names, shapes, counts and a digest; or with the reason why it will not take part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedrbn.config import Experiment
+from fedrbn.data import AVAILABLE
+from fedrbn.data.federation import at_users
+from fedrbn.flower.orders import ClientId
+from fedrbn.flower.questions import Label
+from fedrbn.planner import Device, Duty, Speed, Workload, plan
+from fedrbn.sections import Section
+from fedrbn.types import Role
+
+Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+
+
+class Budget(Section):
+    """What a node says of its hardware: a role, or what was measured, or nothing."""
+
+    role: Role | None = None
+    forward: float | None = Field(default=None, gt=0)
+    """Multiply-accumulates per second, as `backward` and `attack`; see `fedrbn.planner.Speed`."""
+    backward: float | None = Field(default=None, gt=0)
+    attack: float | None = Field(default=None, gt=0)
+    memory: float | None = Field(default=None, gt=0)
+    bandwidth: float | None = Field(default=None, gt=0)
+
+    @property
+    def speed(self) -> Speed | None:
+        """The measured speed, if there is one."""
+        if self.forward is None or self.backward is None or self.attack is None:
+            return None
+        return Speed(self.forward, self.backward, self.attack)
+
+
+class Introduction(Section):
+    """What a node says of itself."""
+
+    kind: Literal["introduction"] = "introduction"
+    version: Label
+    client: ClientId
+    partition: int | None = Field(default=None, ge=0)
+    domain: Label
+    label: Label
+    classes: tuple[Label, ...] = Field(min_length=1, max_length=100_000)
+    image_shape: tuple[int, int, int]
+    samples: int = Field(ge=2, lt=2**40)
+    validation: int = Field(ge=0, lt=2**40)
+    test: Digest
+    """Names its test samples, so that evaluations can be compared."""
+    fingerprint: Digest
+    """Names the network that it has built; see `site.fingerprint`."""
+    budget: Budget
+    finished: int | None = Field(default=None, ge=0)
+    """Rounds after which the node last kept its own batch norm in this run; None if it has none."""
+
+
+class Refusal(Section):
+    """Why a node will not take part."""
+
+    kind: Literal["refusal"] = "refusal"
+    reason: str = Field(max_length=2000)
+
+
+class Response(Section):
+    """A node's answer to the server's first message."""
+
+    content: Annotated[Introduction | Refusal, Field(discriminator="kind")]
+
+
+class Agreement(Section):
+    """What every node has to have in common."""
+
+    version: str
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+
+    def objection(self, node: Introduction) -> str | None:
+        """Why a node cannot take part; None if it can."""
+        if node.version != self.version:
+            return (
+                f"got fedrbn {node.version} at the node; expected {self.version}, the server's. Install the same "
+                "version on both."
+            )
+        if node.classes != self.classes:
+            return (
+                f"got classes {_shown(node.classes)} at the node; expected {_shown(self.classes)}. Name and order the "
+                "classes of the site's data like them."
+            )
+        if node.image_shape != self.image_shape:
+            return (
+                f"got images of shape {node.image_shape} at the node; expected {self.image_shape}. Resize the site's "
+                "images."
+            )
+        return None
+
+
+def agreement(version: str, classes: str, nodes: Sequence[Introduction]) -> Agreement:
+    """What most nodes have; the classes as given, separated by commas, if they are."""
+    common = Counter((node.classes, node.image_shape) for node in nodes).most_common(1)[0][0]
+    named = tuple(part.strip() for part in classes.split(",")) if classes else common[0]
+    return Agreement(version=version, classes=named, image_shape=common[1])
+
+
+def wrong_network(node: Introduction, expected: str) -> str | None:
+    """Why a node's network is not the server's; None if it is."""
+    if node.fingerprint == expected:
+        return None
+    return (
+        f"got network {node.fingerprint[:12]} at the node; expected {expected[:12]}, the server's. Give both the same "
+        "version of fedrbn and, for a network of your own, of its code."
+    )
+
+
+def configured_roles(nodes: Mapping[str, Introduction], experiment: Experiment) -> dict[str, Role]:
+    """Roles as `federation.at` says, which knows users by name or as a share of each domain."""
+    at = experiment.federation.at
+    if isinstance(at, tuple):
+        chosen = frozenset(client for client, node in nodes.items() if client in at or node.domain in at)
+    else:
+        chosen = at_users(_users(nodes, experiment), at)
+    return {client: Role.AT if client in chosen else Role.ST for client in nodes}
+
+
+def _users(nodes: Mapping[str, Introduction], experiment: Experiment) -> dict[str, list[str]]:
+    """All users by domain. Those that share a data set are known before they come: roles do not depend on who came."""
+    data, count = experiment.data, experiment.federation.users_per_domain
+    users: dict[str, list[str]] = {}
+    if data.name in AVAILABLE and any(node.partition is not None for node in nodes.values()):
+        domains = data.domains or AVAILABLE[data.name].domains
+        users = {domain: [f"{domain}-{number}" for number in range(count)] for domain in domains}
+    ordered = sorted(nodes.items(), key=lambda item: (item[1].partition is None, item[1].partition or 0, item[0]))
+    for client, node in ordered:
+        if node.partition is None:
+            users.setdefault(node.domain, []).append(client)
+        else:
+            users.setdefault(node.domain, [f"{node.domain}-{number}" for number in range(count)])
+    return users
+
+
+def afforded_roles(nodes: Mapping[str, Introduction], workload: Workload, deadline: float) -> dict[str, Role]:
+    """Roles as nodes can afford: what they say, else what the planner finds for what they measured, else ST."""
+    roles = {client: node.budget.role or Role.ST for client, node in nodes.items()}
+    measured = [
+        Device(client, node.domain, node.samples, speed, node.budget.memory, node.budget.bandwidth)
+        for client, node in nodes.items()
+        if node.budget.role is None and (speed := node.budget.speed) is not None
+    ]
+    if measured:
+        for assignment in plan(measured, workload, deadline).assignments:
+            roles[assignment.device] = Role.AT if assignment.duty is Duty.AT else Role.ST
+    return roles
+
+
+def _shown(classes: tuple[str, ...]) -> str:
+    return ", ".join(classes[:10]) + (" …" if len(classes) > 10 else "")

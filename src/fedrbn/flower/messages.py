@@ -1,0 +1,220 @@
+"""Jobs and results as Flower's records: `Round`, `Train`, `Evaluate` down, `Upload`, `Answers`, `Failure` up.
+
+    shared     the shared weights θ: one record that all messages of a round have in common
+    personal   the client's own batch norm
+    order      JSON: what to do (see `orders`)
+    reply      JSON: who answers what
+
+Both sides know the network, so every tensor is checked against it. With `bfloat16` the server sends θ rounded and
+clients send back what they changed, rounded; the server adds that to its own exact θ, so that rounding errors do not
+pile up from round to round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from flwr.app import ArrayRecord, RecordDict
+
+from fedrbn.config import AttackConfig
+from fedrbn.evaluation import Accuracy
+from fedrbn.federated.aggregation import Layout
+from fedrbn.flower import wire
+from fedrbn.flower.orders import (
+    MOST_CAUSE,
+    Answered,
+    EvaluateOrder,
+    Failed,
+    Order,
+    Reply,
+    RoundData,
+    Setup,
+    TrainOrder,
+    Transport,
+    Uploaded,
+    method_of,
+)
+from fedrbn.flower.questions import as_data, from_data
+from fedrbn.flower.wire import MessageError, Spec, Specs
+from fedrbn.nets.dual_bn import DualNet, tensors
+from fedrbn.types import Answers, Evaluate, Failure, Job, Member, Result, Role, Round, Tensors, Train, Upload
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What every tensor of the network looks like, by what happens to it."""
+
+    shared: Specs
+    personal: Specs
+    noised: frozenset[str]
+
+    @classmethod
+    def of(cls, net: DualNet, names: Layout) -> Parts:
+        """Those of a network."""
+        found = wire.specs(tensors(net))
+        return cls(
+            {name: spec for name, spec in found.items() if name in names.shared},
+            {name: spec for name, spec in found.items() if name in names.personal},
+            names.noised,
+        )
+
+    def uploaded(self, role: Role) -> tuple[Specs, Specs]:
+        """(shared, personal) of a client's upload: ST users do not send BN_a."""
+        kept = self.noised if role is Role.ST else frozenset[str]()
+        shared, personal = (
+            {name: spec for name, spec in part.items() if name not in kept} for part in (self.shared, self.personal)
+        )
+        return shared, personal
+
+
+def shared_record(shared: Tensors, transport: Transport) -> ArrayRecord:
+    """θ as the one record that all messages of a round have in common."""
+    return wire.packed(_rounded(shared, transport))
+
+
+def order_records(
+    round_: Round, job: Job, role: Role, setup: Setup, shared: ArrayRecord, transport: Transport, attack: AttackConfig
+) -> RecordDict:
+    """A job as a message; `attack` is the experiment's, which questions may ask about."""
+    data = RoundData(
+        number=round_.number,
+        seed=round_.seed,
+        lr=round_.lr,
+        batch_size=round_.batch_size,
+        local_epochs=round_.local_epochs,
+        steps=round_.steps,
+        freeze=round_.freeze,
+    )
+    order: Order
+    if isinstance(job, Train):
+        order = TrainOrder(
+            setup=setup, round=data, client=job.client, role=role, calibrate=job.calibrate, transport=transport
+        )
+    else:
+        order = EvaluateOrder(
+            setup=setup,
+            round=data,
+            client=job.client,
+            role=role,
+            part=job.part,
+            questions=tuple(as_data(question, attack) for question in job.questions),
+            limit=job.limit,
+            transport=transport,
+        )
+    return RecordDict({"shared": shared, "personal": wire.packed(job.personal), "order": wire.text(order)})
+
+
+def job_of(records: RecordDict, order: Order, parts: Parts) -> tuple[Round, Job]:
+    """The round and the job of an order, with its tensors checked."""
+    shared = _exact(wire.unpacked(records, "shared", _lowered(parts.shared, order.transport)), parts.shared)
+    personal = wire.unpacked(records, "personal", parts.personal)
+    given = order.round
+    round_ = Round(
+        number=given.number,
+        seed=given.seed,
+        method=method_of(order.setup),
+        shared=shared,
+        lr=given.lr,
+        batch_size=given.batch_size,
+        local_epochs=given.local_epochs,
+        steps=given.steps,
+        freeze=given.freeze,
+    )
+    if isinstance(order, TrainOrder):
+        return round_, Train(order.client, order.role, personal, order.calibrate)
+    questions = tuple(from_data(question) for question in order.questions)
+    return round_, Evaluate(order.client, personal, order.part, questions, order.limit)
+
+
+def reply_records(result: Result, received: Tensors, transport: Transport) -> RecordDict:
+    """A result as a message; `received` is the θ that the client was sent."""
+    match result:
+        case Upload(client, number, shared, personal, samples, metrics):
+            if transport == "bfloat16":
+                shared = _rounded({name: tensor - received[name] for name, tensor in shared.items()}, transport)
+            note = Uploaded(client=client, round=number, samples=samples, metrics=metrics)
+            reply = Reply(content=note)
+            return RecordDict(
+                {"shared": wire.packed(shared), "personal": wire.packed(personal), "reply": wire.text(reply)}
+            )
+        case Answers(client, number, correct):
+            reply = Reply(content=Answered(client=client, round=number))
+            return RecordDict({"correct": wire.packed(correct), "reply": wire.text(reply)})
+        case Failure(client, number, cause):
+            reply = Reply(content=Failed(client=client, round=number, cause=cause[:MOST_CAUSE]))
+            return RecordDict({"reply": wire.text(reply)})
+
+
+def result_of(
+    records: RecordDict, round_: Round, job: Job, member: Member, parts: Parts, transport: Transport
+) -> Result:
+    """The result in a reply to this job; anything else than what was asked for is an error."""
+    content = wire.value_of(records, "reply", Reply).content
+    if (content.client, content.round) != (job.client, round_.number):
+        raise MessageError(
+            f"got an answer of client {content.client!r} in round {content.round + 1}; expected {job.client!r} in "
+            f"round {round_.number + 1}. The node mixes up its jobs."
+        )
+    if isinstance(content, Failed):
+        return Failure(job.client, round_.number, content.cause)
+    if isinstance(job, Train) and isinstance(content, Uploaded):
+        return _upload(records, content, round_, member, parts, transport)
+    if isinstance(job, Evaluate) and isinstance(content, Answered):
+        return Answers(job.client, round_.number, _answers(records, job))
+    raise MessageError(f"got {content.kind} to {type(job).__name__}; expected upload to Train, answers to Evaluate.")
+
+
+def _upload(
+    records: RecordDict, content: Uploaded, round_: Round, member: Member, parts: Parts, transport: Transport
+) -> Upload:
+    if content.samples != member.samples:  # it weighs the client in the mean
+        raise MessageError(
+            f"got an upload of {content.samples} samples; expected the {member.samples} that the node introduced "
+            "itself with. Restart the node after its data have changed."
+        )
+    shared_parts, personal_parts = parts.uploaded(member.role)
+    shared = wire.unpacked(records, "shared", _lowered(shared_parts, transport))
+    if transport == "bfloat16":
+        shared = {name: round_.shared[name] + change for name, change in _exact(shared, shared_parts).items()}
+    personal = wire.unpacked(records, "personal", personal_parts)
+    return Upload(member.id, round_.number, shared, personal, content.samples, content.metrics)
+
+
+_MOST_ANSWERS = 10_000_000
+"""Bytes of the answers of a client, a byte per sample and question."""
+
+
+def _answers(records: RecordDict, job: Evaluate) -> Tensors:
+    found = wire.opened(records, "correct", _MOST_ANSWERS)
+    asked = {name for question in job.questions if isinstance(question, Accuracy) for name in question.names}
+    checks = any(not isinstance(question, Accuracy) for question in job.questions)
+    extra = {name for name in found.keys() - asked if not (checks and name.startswith("check ") and len(name) < 100)}
+    if extra or asked - found.keys():
+        raise MessageError(f"got answers {sorted(found)[:5]}; expected those to the questions: {sorted(asked)[:5]}.")
+    for name, answer in found.items():
+        empty = job.part == "test" and not answer.numel()  # nobody is without test samples; none would blank the mean
+        if answer.dtype != torch.bool or answer.ndim != 1 or empty:
+            raise MessageError(f"got {answer.dtype} {tuple(answer.shape)} as answer {name!r}; expected booleans [n].")
+    return found
+
+
+def _lowered(parts: Mapping[str, Spec], transport: Transport) -> Specs:
+    """What the parts look like on their way."""
+    return {
+        name: replace(spec, dtype=torch.bfloat16) if transport == "bfloat16" and spec.dtype == torch.float32 else spec
+        for name, spec in parts.items()
+    }
+
+
+def _rounded(values: Tensors, transport: Transport) -> Tensors:
+    if transport == "float32":
+        return values
+    return {
+        name: tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor for name, tensor in values.items()
+    }
+
+
+def _exact(values: Tensors, parts: Mapping[str, Spec]) -> Tensors:
+    return {name: tensor.to(parts[name].dtype) for name, tensor in values.items()}

@@ -1,0 +1,51 @@
+"""A client that joins a federation under way: it gets θ like everybody, and a batch norm to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fedrbn.federated.aggregation import Contribution, mean
+from fedrbn.federated.propagation import Standing, propagate
+from fedrbn.federated.server import Plan, initial_state
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.types import Member, Role, ServerState, Tensors
+
+
+def welcomed(state: ServerState, plan: Plan, net: DualNet, own: Mapping[str, Tensors]) -> ServerState:
+    """The state with a batch norm for every member of the plan.
+
+    A client that the server does not know gets back what it has kept itself, if that is in `own`. Anybody else starts
+    from the mean of those that have trained, weighted by their samples; BN_a of an ST client is then estimated from the
+    donors (Eq. 3), which weigh the same as long as nothing is known of the client's own data.
+    """
+    new = [member for member in plan.members if member.id not in state.personal]
+    if not new:
+        return state
+    start = _start(state, plan, net)
+    personal = state.personal | {member.id: start | own.get(member.id, {}) for member in new}
+    receivers = [member.id for member in new if member.role is Role.ST]
+    if plan.method.propagation is not None:
+        standing = Standing(frozenset(receivers) - own.keys(), plan.fading(state))
+        estimates = propagate(
+            personal, receivers, plan.donors(state), plan.names.batch_norms, plan.method.propagation, standing
+        )
+        personal |= {client: personal[client] | estimate for client, estimate in estimates.items()}
+    return replace(state, personal=personal)
+
+
+def _start(state: ServerState, plan: Plan, net: DualNet) -> Tensors:
+    """The mean batch norm of all that have trained, BN_a of the AT users; the initial one where there is none."""
+    initial = next(iter(initial_state(net, plan).personal.values()))
+    trained = [member for member in plan.members if member.id in state.reported]
+    floats = {name: value for name, value in initial.items() if value.is_floating_point()}
+    contributions = [_contribution(state, member, floats, plan.names.noised) for member in trained]
+    return initial | mean(floats, contributions)
+
+
+def _contribution(
+    state: ServerState, member: Member, names: Sequence[str] | Tensors, noised: frozenset[str]
+) -> Contribution:
+    own = state.personal[member.id]
+    kept = {name: own[name] for name in names if member.role is Role.AT or name not in noised}
+    return Contribution(member.id, kept, float(member.samples))

@@ -1,0 +1,161 @@
+"""What a client is asked in an evaluation, as data: kinds and numbers from fixed lists, never code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fedrbn.attacks import PGD, AutoAttack, Corruption, LocalSearch, LogitsAttack, Oblivious, Untargeted, from_config
+from fedrbn.config import AttackConfig
+from fedrbn.diagnosis import Diagnosis
+from fedrbn.evaluation import CONFIDENT, Accuracy, Deployment, Question, deployment_name
+from fedrbn.flower.wire import MessageError
+from fedrbn.sections import Section
+from fedrbn.types import Branch
+
+Label = Annotated[str, Field(max_length=200)]
+Kind: TypeAlias = Literal["pgd", "autoattack", "local-search", "corruption"]
+KINDS: dict[Kind, type[PGD | AutoAttack | LocalSearch | Corruption]] = {
+    "pgd": PGD,
+    "autoattack": AutoAttack,
+    "local-search": LocalSearch,
+    "corruption": Corruption,
+}
+"""Attacks that travel as their settings."""
+_DEPLOYMENTS: dict[str, Deployment] = {deployment_name(each): each for each in (*Branch, CONFIDENT)}
+
+
+class AttackData(Section):
+    """An attack: a kind and its settings, or the section of a config, which may name one's own."""
+
+    kind: Kind | None = None
+    settings: dict[str, Any] = Field(default_factory=dict, max_length=20)
+    config: AttackConfig | None = None
+
+
+class AccuracyData(Section):
+    """`Accuracy` as data."""
+
+    ask: Literal["accuracy"] = "accuracy"
+    deployment: Label
+    label: Label = ""
+    attack: AttackData | None = None
+    adaptive: bool = False
+    limit: int | None = Field(default=None, ge=0)
+
+
+class DiagnosisData(Section):
+    """`Diagnosis` as data."""
+
+    ask: Literal["diagnosis"] = "diagnosis"
+    deployment: Label
+    attack: AttackData
+    through: Label | None = None
+    samples: int = Field(ge=0)
+
+
+QuestionData: TypeAlias = Annotated[AccuracyData | DiagnosisData, Field(discriminator="ask")]
+
+
+def as_data(question: Question, config: AttackConfig) -> AccuracyData | DiagnosisData:
+    """A question as data; `config` is the experiment's attack, for one that has no settings of a known kind."""
+    match question:
+        case Accuracy(deployment, label, attack, adaptive, limit):
+            return AccuracyData(
+                deployment=_name(deployment),
+                # without an attack its name is of no use, and an ST client need not know it
+                label="" if attack is None and limit is None else label,
+                attack=None if attack is None else _attack_data(attack, config),
+                adaptive=adaptive,
+                limit=limit,
+            )
+        case Diagnosis(deployment, pgd, through, samples):
+            return DiagnosisData(
+                deployment=_name(deployment),
+                attack=_attack_data(Untargeted(pgd), config),
+                through=None if through is None else _name(through),
+                samples=samples,
+            )
+        case _:
+            raise MessageError(
+                f"got a question of type {type(question).__name__}; expected Accuracy or Diagnosis, which travel as "
+                "data. Ask questions of your own in an embedded run."
+            )
+
+
+def from_data(data: AccuracyData | DiagnosisData) -> Question:
+    """The question that `as_data` described."""
+    if isinstance(data, AccuracyData):
+        attack = None if data.attack is None else attack_from(data.attack)
+        return Accuracy(_deployment(data.deployment), data.label, attack, data.adaptive, data.limit)
+    attack = attack_from(data.attack)
+    if not isinstance(attack, Untargeted) or not isinstance(attack.attack, PGD):
+        raise MessageError("got a diagnosis of another attack than PGD; expected PGD. Ask without checks.")
+    through = None if data.through is None else _deployment(data.through)
+    return Diagnosis(_deployment(data.deployment), attack.attack, through, data.samples)
+
+
+def attacks_in(questions: Iterable[AccuracyData | DiagnosisData]) -> list[AttackConfig]:
+    """The attacks that questions give as a section of a config, which may name somebody's code."""
+    given = [question.attack for question in questions]
+    return [attack.config for attack in given if attack is not None and attack.config is not None]
+
+
+def attack_from(data: AttackData) -> LogitsAttack:
+    """The attack that `AttackData` describes."""
+    if data.kind is None:
+        if data.config is None:
+            raise MessageError("got an attack without kind and config; expected one of them.")
+        return Untargeted(from_config(data.config))
+    made = _made(KINDS[data.kind], data.settings)
+    if isinstance(made, PGD):
+        return Untargeted(made)
+    return Oblivious(made) if isinstance(made, Corruption) else made
+
+
+def _attack_data(attack: LogitsAttack, config: AttackConfig) -> AttackData:
+    value: object = attack
+    if isinstance(attack, Untargeted):
+        value = attack.attack
+    elif isinstance(attack, Oblivious):
+        value = attack.corruption
+    for kind, of in KINDS.items():
+        if type(value) is of:
+            return AttackData(kind=kind, settings=asdict(value))
+    if isinstance(attack, Untargeted) and value == from_config(config):
+        return AttackData(config=config)
+    raise MessageError(
+        f"got attack {value!r}; expected a built-in one or the experiment's own, which travel as data. Evaluate "
+        "under it in an embedded run."
+    )
+
+
+def _made(
+    kind: type[PGD | AutoAttack | LocalSearch | Corruption], settings: dict[str, Any]
+) -> PGD | AutoAttack | LocalSearch | Corruption:
+    unknown = settings.keys() - {field.name for field in fields(kind)}
+    try:
+        if unknown:
+            raise ValueError(f"unknown {sorted(unknown)[0][:100]!r}")
+        return TypeAdapter(kind).validate_python(settings)
+    except (ValidationError, ValueError) as error:
+        raise MessageError(
+            f"got settings of {kind.__name__} that it does not take ({error}); expected its own. Check that both "
+            "sides run the same version of fedrbn."
+        ) from None
+
+
+def _name(deployment: Deployment) -> str:
+    name = deployment_name(deployment)
+    if _DEPLOYMENTS.get(name) != deployment:
+        raise MessageError(f"got deployment {name!r}; expected one of {', '.join(_DEPLOYMENTS)} to ask for by name.")
+    return name
+
+
+def _deployment(name: str) -> Deployment:
+    if name not in _DEPLOYMENTS:
+        raise MessageError(f"got deployment {name!r}; expected one of {', '.join(_DEPLOYMENTS)}.")
+    return _DEPLOYMENTS[name]

@@ -1,0 +1,169 @@
+"""Who takes part: nodes introduce themselves, join, leave and come back; the server knows clients, Flower knows nodes.
+
+Node ids are random and change when a node is started anew; a client is who its node says it is. Two nodes cannot be the
+same client at once: a second one waits. A client keeps its role and its place for good, so that a run that is resumed
+has the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from flwr.app import ConfigRecord, RecordDict
+from flwr.serverapp import Grid
+
+from fedrbn.flower import wire
+from fedrbn.flower.exchange import Letter, Silence, exchange
+from fedrbn.flower.handshake import Introduction, Refusal, Response
+from fedrbn.flower.log import EventLog
+from fedrbn.flower.wire import MessageError, Specs
+from fedrbn.types import Member, Role, Tensors
+
+Decide = Callable[[Mapping[str, Introduction]], Mapping[str, Role]]
+"""Roles for all nodes that are there."""
+Objection = Callable[[Introduction], str | None]
+"""Why a node cannot take part; None if it can."""
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A node that has introduced itself, and the batch norm that it has kept, not yet looked at."""
+
+    node: int
+    introduction: Introduction
+    records: RecordDict
+
+    @property
+    def place(self) -> tuple[bool, int, str]:
+        """The order of clients: as they share a data set, then by name."""
+        told = self.introduction
+        return told.partition is None, told.partition or 0, told.client
+
+
+class Lobby:
+    """Asks every node once who it is."""
+
+    def __init__(self, grid: Grid, setup: ConfigRecord, log: EventLog, *, deadline: float, poll: float) -> None:
+        self.grid = grid
+        self.setup = setup
+        self.log = log
+        self.deadline = deadline
+        self.poll = poll
+        self.known: set[int] = set()
+        """Nodes that have answered, whatever they said."""
+        self.silent: dict[int, int] = {}
+        """How often nodes were asked and gave no answer: they are asked less and less often."""
+        self.calls = 0
+
+    def arrivals(self) -> tuple[set[int], list[Guest]]:
+        """(the nodes that are there, those of them that have introduced themselves just now)."""
+        here = set(self.grid.get_node_ids())
+        self.known &= here  # a node that comes back is asked anew: its data may be others
+        self.silent = {node: times for node, times in self.silent.items() if node in here}
+        self.calls += 1
+        asked = [node for node in sorted(here - self.known) if self.calls % 2 ** self.silent.get(node, 0) == 0]
+        content = RecordDict({"setup": self.setup})
+        letters = {str(node): Letter(node, content) for node in asked}
+        guests: list[Guest] = []
+        for node, reply in exchange(
+            self.grid, letters, "query", group="handshake", deadline=self.deadline, poll=self.poll
+        ):
+            if isinstance(reply, Silence):  # it is asked again, but others should not wait for it every time
+                self.silent[int(node)] = min(self.silent.get(int(node), 0) + 1, 6)
+                self.log("no introduction", node=node, reason=reply.cause)
+                continue
+            self.known.add(int(node))
+            guest = self._guest(int(node), reply)
+            if guest is not None:
+                guests.append(guest)
+        return here, sorted(guests, key=lambda guest: guest.place)
+
+    def _guest(self, node: int, reply: RecordDict) -> Guest | None:
+        try:
+            said = wire.value_of(reply, "response", Response).content
+        except MessageError as error:
+            said = Refusal(reason=str(error)[:2000])
+        if isinstance(said, Refusal):
+            self.log("refused", node=str(node), reason=said.reason)
+            return None
+        return Guest(node, said, reply)
+
+
+class Roster:
+    """The clients that have ever taken part, in a fixed order, and the nodes that some of them are now."""
+
+    def __init__(self, members: Iterable[Member], decide: Decide, objection: Objection, log: EventLog) -> None:
+        self.members: dict[str, Member] = {member.id: member for member in members}
+        self.present: dict[str, Guest] = {}
+        self.told: dict[str, Introduction] = {}
+        """What each client said last, also of those that have left."""
+        self.queue: list[Guest] = []
+        """Nodes that say they are a client who is there already: it may be that this one has not been missed yet."""
+        self.decide = decide
+        self.objection = objection
+        self.log = log
+
+    def address(self, client: str) -> tuple[int, Member] | None:
+        """The node and the member that a client is now."""
+        guest = self.present.get(client)
+        return None if guest is None else (guest.node, self.members[client])
+
+    def update(self, here: set[int], guests: Iterable[Guest]) -> None:
+        """Note who has left, and let those in who may come."""
+        for client in [client for client, guest in self.present.items() if guest.node not in here]:
+            del self.present[client]
+            self.log("left", client=client)
+        again = [guest for guest in self.queue if guest.node in here]
+        self.queue = []
+        admitted = [guest for guest in (*again, *guests) if self._may_come(guest, again)]
+        roles = self.decide({c: g.introduction for c, g in self.present.items()}) if admitted else {}
+        for guest in admitted:
+            told = guest.introduction
+            known = self.members.get(told.client)
+            role = known.role if known else roles[told.client]
+            self.members[told.client] = Member(told.client, told.domain, role, told.samples)
+            self.log(
+                "joined",
+                client=told.client,
+                node=str(guest.node),
+                domain=told.domain,
+                role=role.value,
+                samples=told.samples,
+                again=known is not None,
+            )
+
+    def _may_come(self, guest: Guest, again: Collection[Guest]) -> bool:
+        told = guest.introduction
+        reason = self.objection(told)
+        if reason is None and told.client in self.present:
+            self.queue.append(guest)
+            if guest in again:
+                return False
+            reason = (
+                f"got a second node that is client {told.client!r}; expected one. It waits for the first to leave; if "
+                "that is not what you want, give each SuperNode its own partition-id or name."
+            )
+        if reason is not None:
+            self.log("refused", node=str(guest.node), client=told.client, reason=reason)
+            return False
+        self.present[told.client] = guest
+        self.told[told.client] = told
+        return True
+
+    def kept(self, clients: Iterable[str], parts: Specs) -> dict[str, Tensors]:
+        """The batch norms that these clients have kept themselves, where they have and it can be used."""
+        found: dict[str, Tensors] = {}
+        for client in clients:
+            guest = self.present.get(client)
+            if guest is None or guest.introduction.finished is None:
+                continue
+            try:
+                found[client] = wire.unpacked(guest.records, "personal", parts)
+            except MessageError as error:
+                self.log("kept batch norm refused", client=client, reason=str(error))
+        return found
+
+    def forget_kept(self) -> None:
+        """Let go of the batch norms that nodes came with, once they are used."""
+        self.present = {client: replace(guest, records=RecordDict()) for client, guest in self.present.items()}

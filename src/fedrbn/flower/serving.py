@@ -1,0 +1,129 @@
+"""A run on Flower: gather the nodes, then the very rounds, checkpoints and records of an embedded run.
+
+Started again with the same run directory, a run goes on from its last checkpoint, whatever has been killed: the
+server's program, the SuperLink, or nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fedrbn.config import ConfigError, Experiment
+from fedrbn.flower import wire
+from fedrbn.flower.deployment import Deployment, Terms, described
+from fedrbn.flower.grid_execute import grid_execute
+from fedrbn.flower.handshake import Agreement, Introduction, agreement
+from fedrbn.flower.log import EventLog, RoundLog
+from fedrbn.flower.orders import setup_for
+from fedrbn.flower.roster import Guest, Lobby
+from fedrbn.flower.settings import FlowerConfig, Values, experiment_of
+from fedrbn.runs import train_and_evaluate
+from fedrbn.storage import RunDirectory, StorageError, write_atomically
+from fedrbn.types import Role
+
+
+def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
+    """Train and evaluate what the run config asks for with the nodes that are there; returns the record."""
+    experiment, settings = experiment_of(run_config)
+    if experiment.malice.attack is not None:
+        raise ConfigError(
+            f"got malice.attack = {experiment.malice.attack!r} in a deployment; expected none: simulated attackers are "
+            "for embedded runs. Leave the section out."
+        )
+    directory = _directory(experiment)
+    log = EventLog(directory.path / "events.jsonl")
+    with directory.locked():
+        directory.recover()
+        finished = directory.records("evaluations.jsonl")
+        if finished:
+            log("finished before", round=finished[0]["round"])
+            return finished[0]
+        try:
+            deployment = _gathered(grid, experiment, settings, directory, log)
+            execute = grid_execute(deployment.line(grid))
+            record = train_and_evaluate(
+                deployment.course(), directory, execute, RoundLog(log), revise=deployment.revise
+            )
+        except Exception as error:  # whatever it is: whoever looks only at the log learns of it
+            log("stopped", reason=f"{type(error).__name__}: {error}")
+            raise
+        log("finished", round=record["round"], mean=record["mean"], unanswered=record.get("unanswered", {}))
+        return record
+
+
+def _directory(experiment: Experiment) -> RunDirectory:
+    """The run's directory, new or as it was left; one of another experiment is refused."""
+    path = Path(experiment.run.out or f"runs/flower-{experiment.method.name.replace(':', '.')}-{experiment.key()}")
+    if not (path / "config.toml").exists():
+        return RunDirectory.create(path, experiment)
+    directory = RunDirectory.open(path)
+    if directory.experiment().key() != experiment.key():
+        raise StorageError(
+            f"got run directory {path}, which holds another experiment ({directory.experiment().key()}); expected "
+            f"{experiment.key()}, to go on with. Choose another run.out, or the settings it was started with."
+        )
+    return directory
+
+
+def _token(directory: RunDirectory) -> str:
+    """Names this run to its clients; the same when it is resumed."""
+    path = directory.path / "token.json"
+    if not path.exists():
+        write_atomically(path, json.dumps(secrets.token_hex(16)).encode())
+    return str(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _gathered(
+    grid: Grid, experiment: Experiment, settings: FlowerConfig, directory: RunDirectory, log: EventLog
+) -> Deployment:
+    """Wait until enough nodes have introduced themselves, and let in those that agree."""
+    token = _token(directory)
+    setup = wire.text(setup_for(Role.ST, experiment, token))
+    lobby = Lobby(grid, setup, log, deadline=settings.introduction, poll=settings.poll)
+    log("waiting", nodes=settings.nodes, seconds=settings.wait)
+    end = time.monotonic() + settings.wait
+    here, guests = _wait(lobby, settings, end)
+    common = _common(directory, settings, [guest.introduction for guest in guests])
+    deployment = Deployment(Terms(experiment, settings, common, token, directory, log), lobby)
+    deployment.roster.update(here, guests)
+    while len(deployment.roster.present) < settings.nodes:
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"got {len(deployment.roster.present)} nodes that agree with the server; expected flower.nodes = "
+                f"{settings.nodes}. events.jsonl says why the others were refused."
+            )
+        time.sleep(settings.poll)
+        deployment.refresh()
+    return deployment
+
+
+def _wait(lobby: Lobby, settings: FlowerConfig, end: float) -> tuple[set[int], list[Guest]]:
+    """The nodes that are there, and those that have introduced themselves, in order: enough of them, before `end`."""
+    guests: dict[int, Guest] = {}
+    while True:
+        here, new = lobby.arrivals()
+        guests = {node: guest for node, guest in guests.items() if node in here} | {guest.node: guest for guest in new}
+        if len(guests) >= settings.nodes:
+            return here, sorted(guests.values(), key=lambda guest: guest.place)
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"got {len(guests)} nodes that take part within {settings.wait:g} s; expected flower.nodes = "
+                f"{settings.nodes}. Start more SuperNodes, or look in events.jsonl why others were refused."
+            )
+        time.sleep(settings.poll)
+
+
+def _common(directory: RunDirectory, settings: FlowerConfig, nodes: list[Introduction]) -> Agreement:
+    """What nodes have to have in common: as the run had it before, else as most have it."""
+    found = agreement(version("fedrbn"), settings.classes, nodes)
+    if not described(directory):
+        return found
+    _, classes, image_shape = directory.description()
+    return found.model_copy(update={"classes": classes, "image_shape": image_shape})

@@ -1,0 +1,154 @@
+"""Flower's run config and node config as our settings.
+
+The run config holds settings of the experiment by `section.key` (an empty text leaves one open) and, as `flower.key`,
+those of `FlowerConfig`. Flower hands it to every node. What ST nodes have no use for, the `[attack]` section, is in the
+server's own file, which `flower.config` names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from fedrbn import config, plugins
+from fedrbn.assembly import resolved
+from fedrbn.config import AttackConfig, ConfigError, Experiment
+from fedrbn.data import AVAILABLE
+from fedrbn.fleet import Quantity
+from fedrbn.flower.orders import ClientId, Setup, Transport
+from fedrbn.sections import Section
+from fedrbn.types import Role
+
+Values: TypeAlias = Mapping[str, bool | int | float | str]
+"""Flower's run config or node config."""
+
+
+class FlowerConfig(Section):
+    """How the server deals with nodes; `flower.key` in the run config."""
+
+    config: str = ""
+    """A TOML file of settings on the server's machine; the run config goes on top."""
+    nodes: int = Field(default=2, ge=1)
+    """Training starts when so many nodes have introduced themselves."""
+    wait: float = Field(default=300, ge=0)
+    """Most seconds to wait for them."""
+    deadline: float = Field(default=600, gt=0)
+    """Seconds that nodes have for a job."""
+    introduction: float = Field(default=120, gt=0)
+    """Seconds that a node has to introduce itself."""
+    poll: float = Field(default=0.2, gt=0)
+    """Seconds between two looks for answers."""
+    roles: Literal["config", "budget"] = "config"
+    """Who is AT: as federation.at says, or as nodes can afford by their own statement."""
+    transport: Transport = "float32"
+    """How the shared weights travel."""
+    classes: str = ""
+    """The classes by name, separated by commas, that every node must have; empty takes those of most nodes."""
+
+
+def experiment_of(run_config: Values) -> tuple[Experiment, FlowerConfig]:
+    """The resolved experiment and the server's settings that a run config asks for."""
+    own: dict[str, Any] = {}
+    settings: list[tuple[str, str, Any]] = []
+    for name, value in run_config.items():
+        if value == "":
+            continue
+        section, _, key = name.partition(".")
+        if section == "flower":
+            own[key] = value
+        else:
+            settings.append(_setting(name, value))
+    flower = _validated(own)
+    values = config.read(Path(flower.config)) if flower.config else {}
+    return resolved(config.make(config.with_settings(values, settings))), flower
+
+
+def _setting(name: str, value: bool | int | float | str) -> tuple[str, str, Any]:
+    if not isinstance(value, str):
+        section, key, _ = config.parse_setting(f"{name}=0")
+        return section, key, value
+    section, key, values = config.parse_setting(f"{name}={value}")
+    if len(values) > 1:
+        raise ConfigError(f'got several values for {name}: {value!r}; expected one. Write a list as ["a", "b"].')
+    return section, key, values[0]
+
+
+def _validated(own: dict[str, Any]) -> FlowerConfig:
+    try:
+        return FlowerConfig.model_validate(own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        nearest = difflib.get_close_matches(key, FlowerConfig.model_fields, n=1, cutoff=0.4)
+        remedy = f"did you mean flower.{nearest[0]}?" if nearest and nearest[0] != key else "see docs/flower.md."
+        raise ConfigError(
+            f"got flower.{key} = {first['input']!r} in the run config; expected otherwise: {first['msg']}; {remedy}"
+        ) from None
+
+
+class NodeConfig(Section):
+    """What a site says of itself in Flower's node config; keys of its own, for its data factory, are left alone."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=lambda name: name.replace("_", "-"), allow_inf_nan=False
+    )
+
+    partition_id: int | None = Field(default=None, ge=0)
+    """Take this user's part of the data set that the server names."""
+    data: str | None = None
+    """The site's own data instead: package.module:factory, see `fedrbn.flower.site`."""
+    name: ClientId | None = None
+    """The client's id, for own data."""
+    state: str | None = None
+    """Directory for what the client remembers."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
+    role: Role | None = None
+    """What the site says it can afford."""
+    macs_per_second: float | None = Field(default=None, gt=0)
+    memory: Quantity | None = None
+    bandwidth: Quantity | None = None
+    probe: float | None = Field(default=None, gt=0, le=600)
+    """Measure the speed for so many seconds instead of stating it."""
+    allow: str = ""
+    """package.module:object references, separated by commas, that the server may name. Nothing else is imported."""
+
+    @classmethod
+    def read(cls, values: Values) -> NodeConfig:
+        """The settings of a node config."""
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(
+                f"got {first['loc'][0]} = {first['input']!r} in the node config; expected otherwise: {first['msg']}. "
+                "Correct --node-config of this SuperNode."
+            ) from None
+
+    def state_folder(self) -> Path:
+        """Where the client keeps what it remembers: as configured, $FEDRBN_STATE, or the user's state folder."""
+        if self.state is not None:
+            return Path(self.state).expanduser()
+        if own := os.environ.get("FEDRBN_STATE"):
+            return Path(own)
+        base = os.environ.get("XDG_STATE_HOME")
+        return (Path(base) if base else Path("~/.local/state").expanduser()) / "fedrbn"
+
+    def check(self, setup: Setup, attacks: Iterable[AttackConfig] = ()) -> None:
+        """Refuse a server that names code which this site has not allowed; `attacks` are those it asks about."""
+        allowed = {part.strip() for part in self.allow.split(",")}
+        named = [("model", setup.model.name), ("method", setup.method.name)]
+        named += [("attack", attack.name) for attack in (setup.attack, *attacks) if attack is not None]
+        wanted = [(kind, name) for kind, name in named if plugins.is_reference(name)]
+        if self.data is None and setup.data.name not in AVAILABLE:
+            wanted.append(("data", setup.data.name))
+        for kind, name in wanted:
+            if name not in allowed:
+                raise ConfigError(
+                    f"got {kind} {name!r} from the server; expected a built-in one, because this site has not allowed "
+                    f"it. Add allow='{name}' to --node-config of this SuperNode if you trust it."
+                )

@@ -1,0 +1,149 @@
+"""Tensors and JSON as Flower records, checked on arrival: whoever sends them is not trusted.
+
+A set of tensors is one array whose bytes are a safetensors file, so that Flower moves one object and not hundreds; the
+record of the shared weights is the same object in every message of a round, which Flower's store keeps and sends once.
+Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import safetensors
+import safetensors.torch
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import ValidationError
+
+from fedrbn.sections import Section
+from fedrbn.types import Tensors
+
+SAFETENSORS = "fedrbn.safetensors"
+"""How Flower's array says that its bytes are a safetensors file."""
+MOST_TEXT = 1_000_000
+"""Characters of JSON in a message."""
+_TENSORS = "tensors"
+_TEXT = "json"
+_HEADER = 4096
+"""Bytes of a safetensors header for no tensors and for each one, generously."""
+
+
+class MessageError(ValueError):
+    """A message that cannot be used: got, expected, remedy."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a tensor has to look like."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+Specs: TypeAlias = dict[str, Spec]
+
+
+def specs(tensors: Tensors) -> Specs:
+    """What these tensors look like."""
+    return {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def packed(tensors: Tensors) -> ArrayRecord:
+    """Tensors as one record."""
+    content = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    return ArrayRecord({_TENSORS: Array("uint8", (len(content),), SAFETENSORS, content)})
+
+
+def unpacked(records: RecordDict, name: str, expected: Mapping[str, Spec]) -> Tensors:
+    """The tensors of a record; exactly the expected names, shapes and types, and only finite numbers."""
+    most = sum(spec.nbytes for spec in expected.values()) + _HEADER * (len(expected) + 1)
+    tensors = opened(records, name, most)
+    if tensors.keys() != expected.keys():
+        odd = sorted(tensors.keys() ^ expected.keys())[0]
+        raise MessageError(
+            f"got tensors in {name!r} that {'lack' if odd in expected else 'include'} {odd[:200]!r}; expected the "
+            f"{len(expected)} of the agreed network. Check that both sides have the same model and fedrbn."
+        )
+    for key, tensor in tensors.items():
+        spec = expected[key]
+        if (tuple(tensor.shape), tensor.dtype) != (spec.shape, spec.dtype):
+            raise MessageError(
+                f"got {key!r} in {name!r} of {tensor.dtype} {tuple(tensor.shape)}; expected {spec.dtype} "
+                f"{spec.shape}, as in the agreed network. Check that both sides have the same model."
+            )
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise MessageError(
+                f"got {key!r} in {name!r} with numbers that are not finite; expected finite ones. The sender's "
+                "training has diverged: lower train.lr."
+            )
+    return tensors
+
+
+def opened(records: RecordDict, name: str, most: int) -> Tensors:
+    """The tensors of a record of at most so many bytes, whatever they are."""
+    record = records.get(name)
+    if not isinstance(record, ArrayRecord) or set(record) != {_TENSORS} or record[_TENSORS].stype != SAFETENSORS:
+        raise MessageError(
+            f"got a message without tensors {name!r}; expected one array of {SAFETENSORS}. Check that the other side "
+            "runs fedrbn's app, and the same version."
+        )
+    content = record[_TENSORS].data
+    if len(content) > most:
+        raise MessageError(
+            f"got {len(content)} bytes of tensors in {name!r}; expected at most {most}. Check that both sides have "
+            "the same model."
+        )
+    try:
+        return safetensors.torch.load(content)
+    except (safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise MessageError(
+            f"got tensors {name!r} that cannot be read ({error}); expected a safetensors file. The message is damaged."
+        ) from None
+
+
+def text(value: Section) -> ConfigRecord:
+    """A value as JSON in a record."""
+    return ConfigRecord({_TEXT: value.model_dump_json(exclude_none=True)})
+
+
+_S = TypeVar("_S", bound=Section)
+
+
+def value_of(records: RecordDict, name: str, kind: type[_S]) -> _S:
+    """The value that `text` wrote, validated."""
+    record = records.get(name)
+    content = record.get(_TEXT) if isinstance(record, ConfigRecord) else None
+    if not isinstance(content, str) or len(content) > MOST_TEXT:
+        raise MessageError(
+            f"got a message without a readable {name!r}; expected JSON of at most {MOST_TEXT} characters. Check that "
+            "the other side runs fedrbn's app, and the same version."
+        )
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise MessageError(
+            f"got {name!r} with {place or 'content'}: {first['msg']}; expected a {kind.__name__}. Check that both "
+            "sides run the same version of fedrbn."
+        ) from None
+
+
+def size(records: RecordDict) -> int:
+    """Bytes of the payload of a message, without what the protocol adds."""
+    return sum(
+        len(array.data) for record in records.values() if isinstance(record, ArrayRecord) for array in record.values()
+    ) + sum(
+        len(content.encode())
+        for record in records.values()
+        if isinstance(record, ConfigRecord)
+        for content in record.values()
+        if isinstance(content, str)
+    )

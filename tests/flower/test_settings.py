@@ -1,0 +1,100 @@
+"""The run config becomes our experiment; the app's own file offers every setting but the adversary's."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedrbn import config
+from fedrbn.config import ConfigError
+from fedrbn.flower.settings import FlowerConfig, NodeConfig, experiment_of
+from fedrbn.types import Role
+
+APP = Path(__file__).parents[2] / "flower" / "pyproject.toml"
+
+
+def test_settings_go_on_top_of_the_servers_file(tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text('[train]\nrounds = 7\nlr = 0.5\n[attack]\nsteps = 3\n[method]\nname = "fatbn"\n')
+    experiment, flower = experiment_of(
+        {
+            "flower.config": str(file),
+            "flower.nodes": 3,
+            "train.rounds": 9,
+            "train.schedule": "",
+            "federation.at": '["plain-0", "pen"]',
+            "method.name": "fatavg",
+            "attack.name": "",
+        }
+    )
+    assert (experiment.train.rounds, experiment.train.lr, experiment.attack.steps) == (9, 0.5, 3)
+    assert experiment.federation.at == ("plain-0", "pen")
+    assert experiment.train.schedule == "constant", "an empty text leaves a setting open"
+    assert experiment.method.name == "fatavg"
+    assert experiment.method.local == "nothing", "resolved, so that equal runs have equal keys"
+    assert (flower.nodes, flower.transport) == (3, "float32")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"flower.node": 3}, "did you mean flower.nodes"),
+        ({"flower.nodes": 0}, "flower.nodes = 0"),
+        ({"flower.transport": "int8"}, "flower.transport"),
+        ({"trian.rounds": 3}, "did you mean 'train'"),
+        ({"train.round": 3}, "did you mean 'rounds'"),
+        ({"train.rounds": "1,2"}, "several values for train.rounds"),
+        ({"flower.config": "/nowhere.toml"}, "cannot be read"),
+    ],
+)
+def test_wrong_settings_are_refused(given: dict[str, int | str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        experiment_of(given)
+
+
+def test_the_app_offers_every_setting_but_the_adversarys() -> None:
+    """Flower refuses a key that is not in the app's file, and hands the others to every node."""
+    app = tomllib.loads(APP.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    offered = app["config"]
+    own = offered.pop("flower")
+    assert own == FlowerConfig().model_dump()
+    assert {value for section in offered.values() for value in section.values()} == {""}
+    names = {f"{section}.{key}" for section, keys in offered.items() for key in keys}
+    known = {f"{section}.{key}" for section, key, _, _ in config.reference() if section not in ("attack", "malice")}
+    assert names == known - {"run.workers", "run.device"}
+    assert app["components"] == {
+        "serverapp": "fedrbn.flower.server_app:app",
+        "clientapp": "fedrbn.flower.client_app:app",
+    }
+
+
+def test_a_node_config_is_read_with_units_and_own_keys() -> None:
+    node = NodeConfig.read(
+        {
+            "partition-id": 2,
+            "num-partitions": 4,
+            "memory": "512 MB",
+            "macs-per-second": 2e9,
+            "role": "AT",
+            "theirs": "x",
+        }
+    )
+    assert (node.partition_id, node.memory, node.macs_per_second, node.role) == (2, 512e6, 2e9, Role.AT)
+
+
+@pytest.mark.parametrize(
+    "given", [{"partition-id": -1}, {"role": "BOSS"}, {"name": "../x"}, {"probe": 0.0}, {"memory": "much"}]
+)
+def test_a_wrong_node_config_is_refused(given: dict[str, int | str]) -> None:
+    with pytest.raises(ConfigError, match="in the node config; expected otherwise"):
+        NodeConfig.read(given)
+
+
+def test_where_a_client_keeps_what_it_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert NodeConfig.read({"state": "/var/lib/site"}).state_folder() == Path("/var/lib/site")
+    assert NodeConfig.read({}).state_folder() == tmp_path / "state", "$FEDRBN_STATE"
+    monkeypatch.delenv("FEDRBN_STATE")
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/somebody/.state")
+    assert NodeConfig.read({}).state_folder() == Path("/home/somebody/.state/fedrbn")
