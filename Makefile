@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint bench clean
+.PHONY: help setup demo flower-demo test test-slow browser lint bench adversaries clean soak
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -20,13 +20,24 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchattacks==3.5.1
 	touch $(READY)
 
-demo: $(READY) ## Train FedRBN and FATBN on the embedded digits and print their accuracies (a few minutes)
-	$(BIN)/fedrbn compare experiments/demo.toml --methods fedrbn,fatbn --out runs/demo
+demo: $(READY) ## Train FedRBN and FATBN on the embedded digits, print accuracies, write a report (a few minutes)
+	$(BIN)/fedrbn compare experiments/demo.toml --methods fedrbn,fatbn --out runs/demo --report runs/demo/report.html
+
+flower-demo: $(READY) ## The same over TLS: a SuperLink and 4 authenticated SuperNodes as processes of this machine
+	rm -rf runs/flower-demo
+	$(BIN)/fedrbn deploy demo experiments/flower-demo.toml --out runs/flower-demo
 
 test: $(READY) ## The tests that take seconds each, with a coverage figure
 	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term
 
-test-slow: $(READY) ## The tests that need minutes, real data (FEDRBN_DATA) or processes
+browser: ## Install chromium for the tests of the report page, where it is missing and apt-get can
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium) \
+			|| echo "chromium could not be installed: the tests of the report page will be skipped"; \
+	else echo "chromium is missing: install it (Debian: sudo apt-get install chromium) for the tests of the report page"; fi
+
+test-slow: $(READY) browser ## The tests that need minutes, real data (FEDRBN_DATA) or processes
 	$(BIN)/python -m pytest -m slow
 
 lint: $(READY) ## Ruff and strict mypy
@@ -37,6 +48,15 @@ lint: $(READY) ## Ruff and strict mypy
 bench: $(READY) ## Speed of training steps and of evaluation against plain loops and libraries, as ratios
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/python benchmarks/flower.py
+
+adversaries: $(READY) ## Attacks inside the federation and the cost of privacy, with and without defences (about 10 minutes)
+	$(BIN)/python benchmarks/adversaries.py experiments/byzantine.toml results/byzantine
+	$(BIN)/python benchmarks/adversaries.py experiments/privacy.toml results/privacy
+
+soak: $(READY) ## Kill, hang, cut off and poison training on purpose; makes the tables of docs/reliability.md (under 30 minutes)
+	$(BIN)/python -m soak
+	$(BIN)/python -m soak.table
 
 clean: ## Remove the environment and caches (runs are kept)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

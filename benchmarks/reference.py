@@ -1,14 +1,19 @@
-"""The method's training steps as everybody would write them first: an oracle for numbers and a baseline for speed.
+"""The method as everybody would write it first: an oracle for numbers and a baseline for speed.
 
 Two ordinary batch-norm networks share their weights; each pass is separate; the attack differentiates the input with
-the parameters frozen. Nothing here is used by the package.
+the parameters frozen; users train one after another. Nothing here is used by the package.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+State = dict[str, Tensor]
 
 
 def pgd(
@@ -18,7 +23,7 @@ def pgd(
     net.eval()
     for parameter in net.parameters():
         parameter.requires_grad_(False)
-    noise = (2 * torch.rand(x.shape, generator=generator) - 1) * eps
+    noise = (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1) * eps
     adversarial = (x + noise).clamp(0, 1)
     for _ in range(steps):
         adversarial.requires_grad_(True)
@@ -71,3 +76,110 @@ class Reference:
         loss.backward()
         self.optimizer.step()
         return loss.item()
+
+    def clipped(self, x: Tensor, y: Tensor, lam: float, largest: float) -> float:
+        """One step of Algorithm 3: the gradient of the second term is clipped before the first is added."""
+        self.optimizer.zero_grad()
+        noised = lam * F.cross_entropy(self.noised.eval()(x), y)
+        noised.backward()
+        torch.nn.utils.clip_grad_norm_(self.clean.parameters(), largest)
+        clean = (1 - lam) * F.cross_entropy(self.clean(x), y)
+        clean.backward()
+        self.optimizer.step()
+        return noised.item() + clean.item()
+
+
+@dataclass
+class User:
+    """One user: its data as pixels in [0, 1], and the batch norm that it keeps to itself."""
+
+    adversarial: bool
+    x: Tensor
+    y: Tensor
+    clean: State
+    """BN_c, with the trainable w, b."""
+    noised: State
+    """BN_a's statistics."""
+
+
+def norm_state(net: nn.Module) -> State:
+    """Copies of all that belongs to batch norm."""
+    found = {
+        f"{name}.{key}": value.detach().clone()
+        for name, module in net.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for key, value in module.state_dict().items()
+    }
+    return found
+
+
+def weights(net: nn.Module) -> State:
+    """Copies of θ: all but batch norm."""
+    own = norm_state(net)
+    return {name: value.detach().clone() for name, value in net.state_dict().items() if name not in own}
+
+
+def update(
+    reference: Reference,
+    theta: State,
+    user: User,
+    order: Sequence[Tensor],
+    generator: torch.Generator,
+    lam: float | None,
+) -> tuple[State, State, State]:
+    """One user's local epoch on batches at these positions: its θ, BN_c and BN_a afterwards. λ None is plain ST."""
+    reference.clean.load_state_dict(theta | user.clean)
+    statistics = {name: value for name, value in user.noised.items() if not name.endswith(("weight", "bias"))}
+    reference.noised.load_state_dict(statistics, strict=False)
+    for index in order:
+        x, y = user.x[index], user.y[index]
+        if user.adversarial:
+            reference.adversarial(x, y, generator)
+        elif lam is None:
+            reference.standard(x, y)
+        else:
+            reference.calibrated(x, y, lam)
+    return weights(reference.clean), norm_state(reference.clean), norm_state(reference.noised)
+
+
+def finish(users: Sequence[User], results: Sequence[tuple[State, State, State]], temperature: float = 0.01) -> State:
+    """The server's part: users keep their batch norm, θ is the mean by samples, ST users get an estimated BN_a."""
+    total = sum(len(user.y) for user in users)
+    theta = {
+        name: sum(len(user.y) / total * result[0][name] for user, result in zip(users, results, strict=True))
+        for name in results[0][0]
+    }
+    for user, (_, clean, noised) in zip(users, results, strict=True):
+        user.clean = clean
+        if user.adversarial:
+            user.noised = noised
+    donors = [user for user in users if user.adversarial]
+    for user in users:
+        if not user.adversarial:
+            similar = torch.stack([_similarity(user.clean, donor.clean) for donor in donors])
+            alpha = torch.softmax(similar / temperature, 0)
+            for name in user.noised:
+                if name.endswith(("running_mean", "running_var")):
+                    user.noised[name] = sum(a * d.noised[name] for a, d in zip(alpha, donors, strict=True)).to(
+                        user.noised[name].dtype
+                    )
+    return theta
+
+
+def _similarity(one: State, other: State) -> Tensor:
+    """Eq. 4: the mean cosine of clean means and variances over layers."""
+    names = [name for name in one if name.endswith(("running_mean", "running_var"))]
+    return torch.stack([F.cosine_similarity(one[n].double(), other[n].double(), dim=0) for n in names]).mean()
+
+
+def whole_round(
+    reference: Reference,
+    theta: State,
+    users: Sequence[User],
+    order: Callable[[int], Sequence[Tensor]],
+    generator: Callable[[int], torch.Generator],
+    lam: float | None,
+) -> State:
+    """One round: users one after another, then the server's part. `order` and `generator` take a user's position."""
+    results = [update(reference, theta, user, order(i), generator(i), lam) for i, user in enumerate(users)]
+    return finish(users, results)

@@ -1,82 +1,161 @@
-"""Seconds of CPU per training step, ours against the plain loop in reference.py, as ratios in one run on one thread.
+"""CPU seconds per training step: ours against the plain loop of reference.py, one thread each, as ratios.
 
-Ours and the reference take turns, so that a busy machine slows both. Writes benchmarks/steps.json.
+The two are processes that take turns: the reference with the system's allocator as everybody has it, ours as a worker
+of the package. The paper's Digits network and batch of 32, random pixels. Writes steps.json.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from measuring import Actions, Row, matrix_rate, player, quickest, show, turns
 from reference import Reference
+from torch import Tensor
+from torch.nn import functional as F
 
 from fedrbn import PGD, dual
-from fedrbn.federated.objectives import Adversarial, Calibrated, Objective, Standard
+from fedrbn.federated.objectives import Adversarial, Calibrated, Objective, Standard, attacked
 from fedrbn.nets import build
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.fast import fast, in_precision
+from fedrbn.nets.linear import with_onednn
 
-BATCH, REPEATS = 32, 5
-
-
-def ours(objective: Objective, width: float, x: torch.Tensor, y: torch.Tensor) -> Callable[[], object]:
-    """One optimizer step of an objective of the package."""
-    net = dual(build("digits", 10, width, (3, 28, 28), seed=1)).train()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    generator = torch.Generator().manual_seed(1)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        objective(net, x, y, generator)
-        optimizer.step()
-
-    return step
+BATCH, REPEATS, CLIP = 32, 9, 10.0
+TARGETS = {"AT": 1.35, "PNC": 1.5, "PNC clipped": 1.2, "ST": None}
+CONV1, ALL = 64 * 75 * 784, 47_767_552
+"""Multiplications and additions per image: of the first convolution and of the network."""
+PRODUCTS = {
+    "ST": 3 * ALL - CONV1,  # nobody asks for the gradient at the pixels
+    "PNC": 2 * (3 * ALL - CONV1) - 2 * CONV1,  # the first convolution and its gradient are shared
+    "PNC clipped": 2 * (3 * ALL - CONV1),
+    "AT": 7 * 2 * ALL + 2 * (3 * ALL - CONV1),
+}
 
 
-def plain_loop(kind: str, width: float, x: torch.Tensor, y: torch.Tensor) -> Callable[[], object]:
-    """One optimizer step of the reference."""
-    nets = [build("digits", 10, width, (3, 28, 28), seed=1) for _ in range(2)]
-    reference = Reference(*nets, lr=0.01)
-    generator = torch.Generator().manual_seed(1)
+def batch() -> tuple[Tensor, Tensor]:
+    """Random pixels and labels."""
+    return torch.rand(BATCH, 3, 28, 28, generator=torch.Generator().manual_seed(1)), torch.arange(BATCH) % 10
+
+
+def network() -> torch.nn.Sequential:
+    """The paper's Digits network."""
+    return build("digits", 10, 1.0, (3, 28, 28), seed=1)
+
+
+def plain_steps() -> Actions:
+    """The reference's steps."""
+    x, y = batch()
+    reference, generator = Reference(network(), network(), lr=0.01), torch.Generator().manual_seed(1)
     return {
         "ST": lambda: reference.standard(x, y),
-        "AT": lambda: reference.adversarial(x, y, generator),
         "PNC": lambda: reference.calibrated(x, y, 0.5),
-    }[kind]
+        "PNC clipped": lambda: reference.clipped(x, y, 0.5, CLIP),
+        "AT": lambda: reference.adversarial(x, y, generator),
+    }
 
 
-def seconds(action: Callable[[], object]) -> float:
-    """CPU seconds of one call."""
-    started = time.process_time()
-    action()
-    return time.process_time() - started
+def our_steps() -> Actions:
+    """The package's steps, its attack alone, and the bare kernels of that attack."""
+    net = fast(dual(network())).train()
+    x, y = batch()
+    generator = torch.Generator().manual_seed(1)
+    return _steps(net) | {
+        "attack": lambda: attacked(PGD(), net, x, y, generator),
+        "kernels": attack_kernels(),
+    }
+
+
+def our_steps_in_bfloat16() -> Actions:
+    """The package's steps with run.precision = "bfloat16"."""
+    return _steps(in_precision(fast(dual(network())).train(), torch.bfloat16))
+
+
+def _steps(net: DualNet) -> Actions:
+    x, y = batch()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(1)
+    objectives: dict[str, Objective] = {
+        "ST": Standard(),
+        "PNC": Calibrated(0.5),
+        "PNC clipped": Calibrated(0.5, CLIP),
+        "AT": Adversarial(PGD()),
+    }
+
+    def step(objective: Objective) -> Callable[[], None]:
+        def take() -> None:
+            optimizer.zero_grad()
+            objective(net, x, y, generator)
+            optimizer.step()
+
+        return take
+
+    return {kind: step(objective) for kind, objective in objectives.items()}
+
+
+def attack_kernels() -> Callable[[], None]:
+    """Nothing but the convolutions and matrix products of PGD-7: forward, and the gradients at their inputs."""
+    layers = dict(fast(dual(network())).requires_grad_(False).named_modules())
+    sides = {"conv1": 28, "conv2": 14, "conv3": 7}
+    work: list[tuple[Callable[[Tensor], Tensor], Tensor]] = []
+    for name, side in sides.items():
+        layer = layers[f"network.{name}"]
+        pixels = torch.rand(BATCH, layer.in_channels, side, side)
+        work.append((layer, pixels if name == "conv1" else pixels.to(memory_format=torch.channels_last)))
+    for name in ("fc1", "fc2", "fc3"):
+        work.append((layers[f"network.{name}"], torch.rand(BATCH, layers[f"network.{name}"].in_features)))
+
+    def run() -> None:
+        for _ in range(7):
+            for layer, inputs in work:
+                output = layer(inputs.requires_grad_())
+                torch.autograd.grad(output, inputs, torch.empty_like(output))
+
+    return run
+
+
+
+
+def linear_layers() -> dict[str, float]:
+    """Milliseconds of the large linear layer's three products: by BLAS and by oneDNN."""
+    layer = torch.nn.Linear(6272, 2048)
+    found = {}
+    for name, each in (("BLAS", layer), ("oneDNN", with_onednn(layer))):
+        x = torch.rand(BATCH, 6272, requires_grad=True)
+        found[name] = 1e3 * quickest(lambda each=each, x=x: F.relu(each(x)).sum().backward())
+    return found
 
 
 def main() -> None:
     """Measure and print."""
     torch.set_num_threads(1)
-    x = torch.rand(BATCH, 3, 28, 28, generator=torch.Generator().manual_seed(1))
-    y = torch.arange(BATCH) % 10
-    objectives: dict[str, Objective] = {
-        "ST": Standard(),
-        "PNC": Calibrated(0.5),
-        "AT": Adversarial(PGD()),
+    rate = matrix_rate()
+    with player(plain_steps, keep=False) as theirs, player(our_steps, keep=True) as ours:
+        times = {kind: turns((theirs, ours), kind, REPEATS) for kind in TARGETS}
+        attack, kernels = (turns((ours,), what, REPEATS)[0] for what in ("attack", "kernels"))
+    with player(our_steps_in_bfloat16, keep=True) as halved:
+        bfloat16 = {kind: turns((halved,), kind, REPEATS)[0] for kind in TARGETS}
+    rows = [Row(f"{kind} step, times the plain loop", a / b, "x", TARGETS[kind]) for kind, (a, b) in times.items()]
+    rows.append(Row("attack, times its bare kernels", attack / kernels, "x", 1 / 0.85, "less"))
+    rows += [
+        Row(f"{kind} step, share of the matrix rate", 2 * BATCH * PRODUCTS[kind] / rate / ours_, "")
+        for kind, (_, ours_) in times.items()
+    ]
+    rows += [Row(f"{kind} step in bfloat16, times the plain loop", times[kind][0] / bfloat16[kind], "x") for kind in times]
+    milliseconds = {
+        kind: {"plain": 1e3 * a, "ours": 1e3 * b, "bfloat16": 1e3 * bfloat16[kind]} for kind, (a, b) in times.items()
     }
-    rows = []
-    for width in (0.25, 1.0):
-        for kind, objective in objectives.items():
-            pair = (plain_loop(kind, width, x, y), ours(objective, width, x, y))
-            times = [[seconds(action) for action in pair] for _ in range(REPEATS + 1)][1:]
-            plain, fast = (statistics.median(column) for column in zip(*times, strict=True))
-            rows.append({"step": kind, "width": width, "plain_ms": 1e3 * plain, "ours_ms": 1e3 * fast})
-    print(f"{'step':>5} {'width':>6} {'plain loop':>11} {'ours':>9} {'ratio':>6}   (ms CPU, batch {BATCH}, one thread)")
-    for row in rows:
-        ratio = row["plain_ms"] / row["ours_ms"]
-        print(f"{row['step']:>5} {row['width']:>6} {row['plain_ms']:>11.1f} {row['ours_ms']:>9.1f} {ratio:>6.2f}")
-    path = Path(__file__).with_suffix(".json")
-    path.write_text(json.dumps({"torch": torch.__version__, "batch": BATCH, "rows": rows}, indent=1) + "\n")
+    show(
+        f"Training steps (Digits network, batch {BATCH}, one thread, CPU time)",
+        rows,
+        Path(__file__).with_suffix(".json"),
+        milliseconds=milliseconds | {"attack": 1e3 * attack, "its kernels": 1e3 * kernels, "fc1": linear_layers()},
+        gigaflops=rate / 1e9,
+    )
+    for kind, each in milliseconds.items():
+        print(f"  {kind:<12} plain {each['plain']:7.1f}   ours {each['ours']:7.1f}   bfloat16 {each['bfloat16']:7.1f} ms")
+    print(f"  matrix rate {rate / 1e9:.0f} GF/s; attack {1e3 * attack:.0f} ms, its kernels {1e3 * kernels:.0f} ms")
 
 
 if __name__ == "__main__":

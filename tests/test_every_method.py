@@ -14,7 +14,7 @@ from fedrbn import runs
 from fedrbn.assembly import assemble
 from fedrbn.config import ConfigError, Experiment
 from fedrbn.federated.methods import METHODS
-from fedrbn.federated.server import FederationError
+from fedrbn.federated.intake import FederationError
 from fedrbn.storage import RunDirectory
 from fedrbn.types import Result, Role
 from test_runs import Noting, assert_same_run

@@ -20,7 +20,7 @@ import fedrbn
 from fedrbn import runs
 from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import ConfigError, Experiment
-from fedrbn.federated.server import FederationError
+from fedrbn.federated.intake import FederationError
 from fedrbn.nets.dual_bn import tensors
 from fedrbn.storage import RunDirectory, StorageError
 from fedrbn.types import Answers, Branch, Result, Role, Stats, Upload

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedrbn.checkpoints import Best
 from fedrbn.config import Experiment
-from fedrbn.storage import Best, RunDirectory, StorageError, write_atomically
+from fedrbn.storage import RunDirectory, StorageError, StorageWarning, write_atomically
 from fedrbn.types import Member, Role, ServerState
 
 
@@ -139,7 +143,7 @@ def test_writes_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(StorageError, match=r"cannot be written \(no space left\); expected .* make room"):
             write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "the temporary file is gone"
@@ -149,7 +153,6 @@ def test_writes_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def damaged(content: bytes) -> dict[str, bytes]:
     foreign = safetensors.torch.save({"w": torch.ones(2)})
-    other = safetensors.torch.save({"w": torch.ones(2)}, metadata={"fedrbn": json.dumps({"format": "other/9"})})
     text = safetensors.torch.save({"w": torch.ones(2)}, metadata={"fedrbn": "not json"})
     strange = safetensors.torch.save(
         {"w": torch.ones(2)},
@@ -161,7 +164,6 @@ def damaged(content: bytes) -> dict[str, bytes]:
         "one byte short": content[:-1],
         "noise": b"\x80\x04K\x01." * 20,
         "not ours": foreign,
-        "another format": other,
         "metadata that is no JSON": text,
         "unknown tensor": strange,
     }
@@ -176,9 +178,30 @@ def test_damaged_checkpoints_are_refused_with_a_remedy(directory: RunDirectory) 
             directory.checkpoint("last")
 
 
+def test_a_checkpoint_of_another_version_is_refused_even_if_an_older_one_is_there(directory: RunDirectory) -> None:
+    """It is whole: to go back behind it would be to lose what a newer version has trained."""
+    directory.save("last", state(2), None)
+    directory.save("last", state(3), None)
+    newer = safetensors.torch.save({"w": torch.ones(2)}, metadata={"fedrbn": json.dumps({"format": "fedrbn-state/9"})})
+    (directory.path / "last.safetensors").write_bytes(newer)
+    for use in (directory.recover, lambda: directory.checkpoint("last")):
+        with pytest.raises(StorageError, match=r"of format 'fedrbn-state/9'.*fedrbn-state/2\. Use the version"):
+            use()
+
+
+def test_checkpoints_from_before_there_were_digests_are_read(directory: RunDirectory) -> None:
+    facts = {"format": "fedrbn-state/1", "round": 2, "reported": {"a": 1}, "best": [1, 0.5]}
+    content = safetensors.torch.save({"shared/w": torch.ones(2)}, metadata={"fedrbn": json.dumps(facts)})
+    (directory.path / "last.safetensors").write_bytes(content)
+    found = directory.checkpoint("last")
+    assert found is not None
+    assert (found.state.round, found.state.reported, found.best) == (2, {"a": 1}, Best(1, 0.5))
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_any_changed_byte_gives_a_checkpoint_or_a_storage_error(directory: RunDirectory, data: st.DataObject) -> None:
+def test_any_changed_byte_is_found_out(directory: RunDirectory, data: st.DataObject) -> None:
+    """Either the very state that was written, or a StorageError: never other numbers."""
     directory.save("last", state(), Best(1, 0.5))
     path = directory.path / "last.safetensors"
     content = bytearray(path.read_bytes())
@@ -186,7 +209,153 @@ def test_any_changed_byte_gives_a_checkpoint_or_a_storage_error(directory: RunDi
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(content)
     with contextlib.suppress(StorageError):
-        assert directory.checkpoint("last") is not None
+        found = directory.checkpoint("last")
+        assert found is not None
+        assert (found.state.round, found.state.reported, found.best) == (3, {"pen-0": 2}, Best(1, 0.5))
+        for one, other in ((found.state.shared, state().shared), *zip_personal(found.state, state())):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def write(directory: RunDirectory, *rounds: tuple[int, int]) -> None:
+    """Checkpoints of a run: for each round its number and the best round so far."""
+    for number, chosen in rounds:
+        if chosen == number:
+            directory.save("best", state(chosen), Best(chosen, chosen / 10))
+        directory.append("rounds.jsonl", {"round": number})
+        directory.save("last", state(number), Best(chosen, chosen / 10))
+
+
+def rounds_in(directory: RunDirectory) -> tuple[int | None, int | None]:
+    """The rounds of the last and of the best checkpoint."""
+    last, best = directory.checkpoint("last"), directory.checkpoint("best")
+    return (last.state.round if last else None), (best.state.round if best else None)
+
+
+def damage(directory: RunDirectory, name: str) -> None:
+    path = directory.path / f"{name}.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1  # one bit of the last number
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_found_out_and_the_one_before_it_used(directory: RunDirectory) -> None:
+    write(directory, (1, 1), (2, 1), (3, 1))
+    damage(directory, "last")
+    with pytest.warns(StorageWarning, match=r"digest is not that of its content.*The run goes on from round 2"):
+        directory.recover()
+    assert rounds_in(directory) == (2, 1)
+    assert [record["round"] for record in directory.records("rounds.jsonl")] == [1, 2]
+    write(directory, (3, 1))
+    directory.recover()
+    assert rounds_in(directory) == (3, 1)
+
+
+def test_a_missing_last_checkpoint_is_the_one_before_it(directory: RunDirectory) -> None:
+    """As after a kill between the two renames of a save."""
+    write(directory, (1, 1), (2, 1))
+    (directory.path / "last.safetensors").replace(directory.path / "last.previous.safetensors")
+    directory.recover()
+    assert rounds_in(directory) == (2, 1)
+
+
+def test_a_best_state_of_a_round_that_was_not_finished_is_taken_back(directory: RunDirectory) -> None:
+    write(directory, (1, 1), (2, 1))
+    for _ in range(3):  # killed again and again after the best state of round 3 is written and before the last one is
+        directory.save("best", state(3), Best(3, 0.3))
+        directory.recover()
+        assert rounds_in(directory) == (2, 1)
+
+
+def test_a_best_state_before_the_first_round_was_finished_is_dropped(directory: RunDirectory) -> None:
+    directory.save("best", state(1), Best(1, 0.1))
+    directory.recover()
+    assert rounds_in(directory) == (None, None)
+
+
+def test_with_a_damaged_best_state_the_run_goes_back_behind_it(directory: RunDirectory) -> None:
+    """Round 3 was the best so far; the checkpoint of round 2 speaks of round 1, which is still there."""
+    write(directory, (1, 1), (2, 1), (3, 3))
+    damage(directory, "best")
+    with pytest.warns(StorageWarning, match=r"best\.safetensors.*goes on from round 2"):
+        directory.recover()
+    assert rounds_in(directory) == (2, 1)
+
+
+def test_nothing_whole_is_refused_and_nothing_removed(directory: RunDirectory) -> None:
+    write(directory, (1, 1), (2, 1))
+    damage(directory, "last")
+    damage(directory, "last.previous")
+    before = {path.name: path.read_bytes() for path in directory.path.glob("*.safetensors")}
+    with pytest.raises(StorageError, match=r"last\.safetensors, which cannot be read.*remove it and continue"):
+        directory.recover()
+    assert {path.name: path.read_bytes() for path in directory.path.glob("*.safetensors")} == before
+
+
+def test_a_best_state_that_is_gone_is_refused(directory: RunDirectory) -> None:
+    write(directory, (1, 1), (2, 1), (3, 1))
+    (directory.path / "best.safetensors").unlink()
+    with pytest.raises(StorageError, match=r"without the best state.*from the beginning, to the same result"):
+        directory.recover()
+
+
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Within this block no file can grow beyond so many bytes: writing fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+WRITES: dict[str, Callable[[RunDirectory], None]] = {
+    "last": lambda directory: directory.save("last", state(3), None),
+    "best": lambda directory: directory.save("best", state(3), None),
+    "answers": lambda directory: directory.save_tensors("answers.safetensors", {"a": torch.ones(500)}),
+    "description": lambda d: d.describe([Member("pen-0", "pen", Role.AT, 12)] * 9, ["0"], (3, 28, 28)),
+    "line": lambda directory: directory.append("rounds.jsonl", {"round": 3, "clients": "x" * 500}),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_a_full_disk_is_an_error_with_a_remedy_and_what_was_there_stays(directory: RunDirectory, what: str) -> None:
+    write(directory, (1, 1), (2, 1))
+    before = {path.name: path.read_bytes() for path in directory.path.iterdir()}
+    with (
+        room_for(len(before["rounds.jsonl"]) + 5),
+        pytest.raises(StorageError, match=r"cannot be written \(File too large\); expected .* make room"),
+    ):
+        WRITES[what](directory)
+    after = {path.name: path.read_bytes() for path in directory.path.iterdir()}
+    assert after.keys() == before.keys(), "no half-written file is left"
+    assert after.pop("rounds.jsonl").startswith(before.pop("rounds.jsonl")), "a line may be cut off"
+    assert after == before
+    directory.recover()
+    assert [record["round"] for record in directory.records("rounds.jsonl")] == [1, 2]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no file system that even root cannot write to")
+def test_a_read_only_directory_is_refused() -> None:
+    nowhere = RunDirectory(Path("/proc/self"))
+    with pytest.raises(StorageError, match=r"cannot be written \(.*\); expected .*change the permissions"):
+        nowhere.save("last", state(), None)
+    with pytest.raises(StorageError, match="cannot be written"), nowhere.locked():
+        pytest.fail("it was locked")
+    with pytest.raises(StorageError, match="cannot be written"):
+        RunDirectory.create(Path("/proc/self/run"), Experiment())
+
+
+def test_a_directory_that_has_gone_is_refused(directory: RunDirectory) -> None:
+    shutil.rmtree(directory.path)
+    for attempt in (
+        lambda: directory.save("last", state(), None),
+        lambda: directory.append("rounds.jsonl", {"round": 1}),
+        lambda: directory.locked().__enter__(),
+    ):
+        with pytest.raises(StorageError, match=r"cannot be written \(No such file or directory\)"):
+            attempt()
 
 
 def test_records_leave_out_a_line_that_was_cut_off(directory: RunDirectory) -> None:

@@ -5,26 +5,29 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from torch import nn
 
 from fedrbn import nets, plugins
 from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
-from fedrbn.config import ConfigError, DataConfig, Experiment, FederationConfig, MethodConfig, ModelConfig, TrainConfig
+from fedrbn.config import ConfigError, DataConfig, Experiment, FederationConfig, MethodConfig, ModelConfig
+from fedrbn.course import Outline, digest_of, digest_of_all
 from fedrbn.data import load
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import DataSet, Federation
-from fedrbn.federated.aggregation import Aggregate, Slack, layout, mean
+from fedrbn.federated.aggregation import layout
 from fedrbn.federated.executors import Site, processes, serial
+from fedrbn.federated.malice import from_config as malice_of
 from fedrbn.federated.methods import Method
 from fedrbn.federated.options import configure, settings
+from fedrbn.federated.privacy import from_config as privacy_of
+from fedrbn.federated.rules import aggregation
 from fedrbn.federated.server import Plan
-from fedrbn.hardware import cores, pick_device
+from fedrbn.hardware import cores, pick_device, pick_precision
 from fedrbn.nets.dual_bn import DualNet
-from fedrbn.types import Execute, Member
-
-AGGREGATIONS: dict[str, Aggregate] = {"mean": mean, "slack": Slack()}
+from fedrbn.nets.fast import fast, in_precision
+from fedrbn.types import Execute, Member, ServerState
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,42 @@ class Assembly:
         """The attack of the config, as evaluation calls it."""
         return Untargeted(self.attack)
 
+    @property
+    def outline(self) -> Outline:
+        """What the server knows of the data."""
+        return Outline(
+            self.federation.classes,
+            self.federation.image_shape,
+            self.federation.labels,
+            validation=any(len(client.validation) for client in self.federation.clients),
+        )
+
+    @property
+    def forgiving(self) -> bool:
+        """Here every client can be evaluated; one that cannot be has a bug."""
+        return False
+
+    def remarks(self, state: ServerState) -> dict[str, Any]:  # noqa: ARG002
+        """Nothing: here is nobody to distrust."""
+        return {}
+
+    def samples_digest(self) -> str:
+        """Twelve hex digits that name the test samples of all clients and their order."""
+        return digest_of_all((client.id, digest_of(client.test)) for client in self.federation.clients)
+
     def executor(self, store: Path | None = None) -> AbstractContextManager[Execute]:
         """Where the clients run: this process for one worker, else worker processes. `store` is for their memory."""
-        site = Site({client.id: client for client in self.federation.clients}, self.net, store)
-        return nullcontext(serial(site)) if self.workers == 1 else processes(site, self.workers)
+        run, device = self.experiment.run, next(self.net.parameters()).device
+        net = fast(self.net) if run.fast and device.type == "cpu" else self.net
+        net = in_precision(net, pick_precision(run.precision, device))
+        clients = {client.id: client for client in self.federation.clients}
+        malice = malice_of(self.experiment, self.plan.members, self.plan.names.batch_norms)
+        if malice is not None:
+            clients = malice.data(clients, len(self.federation.classes))
+        site = Site(clients, net, store, privacy_of(self.experiment))
+        here = self.workers == 1 and self.experiment.faults.deadline_seconds is None  # a process can be given up
+        place = nullcontext(serial(site)) if here else processes(site, self.workers)
+        return place if malice is None else malice.among(place)
 
 
 def resolved(experiment: Experiment) -> Experiment:
@@ -71,7 +106,6 @@ def assemble(
         experiment = experiment.model_copy(update={"federation": own})
     attack = from_config(experiment.attack)
     method = configure(experiment.method, attack)
-    aggregate = _aggregation(experiment.train)
     device = pick_device(experiment.run.device)
     source = load_data(experiment.data) if data is None else data
     federation = build_federation(source, experiment.federation, experiment.run.seed)
@@ -83,17 +117,26 @@ def assemble(
         federation=federation,
         attack=attack,
         net=net,
-        plan=Plan(
-            members=members,
-            method=method,
-            names=layout(net, method.local),
-            train=experiment.train,
-            seed=experiment.run.seed,
-            participants=_participants(experiment, len(members)),
-            equal_sizes=federation.equal_sizes,
-            aggregate=aggregate,
-        ),
+        plan=build_plan(experiment, method, net, members, federation.equal_sizes),
         workers=_workers(experiment, device.type, len(members)),
+    )
+
+
+def build_plan(
+    experiment: Experiment, method: Method, net: DualNet, members: tuple[Member, ...], equal_sizes: bool
+) -> Plan:
+    """What the server does with these members, as the experiment says."""
+    participants = _participants(experiment, len(members))
+    return Plan(
+        members=members,
+        method=method,
+        names=layout(net, method.local),
+        train=experiment.train,
+        seed=experiment.run.seed,
+        participants=participants,
+        equal_sizes=equal_sizes,
+        aggregate=aggregation(experiment, method, participants or len(members)),
+        faults=experiment.faults,
     )
 
 
@@ -123,28 +166,6 @@ def _resolved(experiment: Experiment, method: Method) -> Experiment:
     return experiment.model_copy(update={"method": MethodConfig.model_validate(values)})
 
 
-def _aggregation(train: TrainConfig) -> Aggregate:
-    name = train.aggregation
-    if train.slack is not None:
-        if name != "slack":
-            raise ConfigError(
-                f"got train.slack = {train.slack:g} with train.aggregation = {name!r}, which has no such part; "
-                "expected aggregation = 'slack'. Choose it, or leave slack out."
-            )
-        return Slack(train.slack)
-    if name in AGGREGATIONS:
-        return AGGREGATIONS[name]
-    if not plugins.is_reference(name):
-        raise plugins.unknown("train.aggregation", name, AGGREGATIONS)
-    found = plugins.resolve(name)
-    if not callable(found):
-        raise ConfigError(
-            f"got train.aggregation {name!r}, which is {type(found).__name__}; expected a function "
-            "(shared, contributions) -> shared."
-        )
-    return cast(Aggregate, found)
-
-
 def _participants(experiment: Experiment, members: int) -> int | None:
     wanted = experiment.federation.participants
     if isinstance(wanted, float):
@@ -163,6 +184,12 @@ def _workers(experiment: Experiment, device: str, members: int) -> int:
             raise ConfigError(
                 f"got run.workers = {experiment.run.workers} with run.device = {device!r}; expected 1 worker: several "
                 "processes would only share the one accelerator. Leave run.workers out."
+            )
+        if experiment.faults.deadline_seconds is not None:
+            raise ConfigError(
+                f"got faults.deadline_seconds = {experiment.faults.deadline_seconds:g} with run.device = {device!r}; "
+                "expected none: clients share this process's accelerator, and cannot be given up one by one. Leave it "
+                "out."
             )
         return 1
     return experiment.run.workers or min(cores(), members)

@@ -17,11 +17,14 @@ from fedrbn.sections import (
     AtUsers,
     DataConfig,
     Dirichlet,
+    FaultsConfig,
     FederationConfig,
     FirstDomains,
+    MaliceConfig,
     MethodConfig,
     ModelConfig,
     Partition,
+    PrivacyConfig,
     RunConfig,
     Section,
     TrainConfig,
@@ -35,11 +38,14 @@ __all__ = [
     "DataConfig",
     "Dirichlet",
     "Experiment",
+    "FaultsConfig",
     "FederationConfig",
     "FirstDomains",
+    "MaliceConfig",
     "MethodConfig",
     "ModelConfig",
     "Partition",
+    "PrivacyConfig",
     "RunConfig",
     "TrainConfig",
     "from_toml",
@@ -60,12 +66,17 @@ class Experiment(Section):
     train: TrainConfig = TrainConfig()
     attack: AttackConfig = AttackConfig()
     method: MethodConfig = MethodConfig()
+    faults: FaultsConfig = FaultsConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    malice: MaliceConfig = MaliceConfig()
     run: RunConfig = RunConfig()
 
     def key(self) -> str:
         """Twelve hex digits that name this experiment's numbers: equal keys, equal results."""
         # Settings that are left open do not count, so that a new one does not rename the runs that were made before it.
         content = self.model_dump(mode="json", exclude={"run": {"workers", "out"}}, exclude_none=True)
+        content |= {"faults": self.faults.model_dump(mode="json", exclude_defaults=True)}
+        content = {section: values for section, values in content.items() if values}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_toml(self) -> str:
@@ -100,6 +111,10 @@ DATA_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
 
 Options of the method are FedRBN's: other methods do not have them, and start from their own values.
 """
+
+
+_MOST_SHOWN = 200
+"""Characters of a wrong value in a message."""
 
 
 def make(values: Mapping[str, Any]) -> Experiment:
@@ -155,7 +170,10 @@ def _parsed(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib lets some numbers and nesting fail in their own way
-        raise ConfigError(f"got text that is not TOML: {error}. Strings need quotes; sections are [data], …") from None
+        raise ConfigError(
+            f"got text that is not TOML ({error}); expected sections such as [data] with key = value lines. "
+            "Strings need quotes."
+        ) from None
 
 
 def _toml_value(text: str) -> Any:
@@ -188,22 +206,36 @@ def _validated(values: Mapping[str, Any]) -> Experiment:
 
 def _explained(place: tuple[Any, ...], message: str, got: object) -> str:
     """One error in our words: got, expected, and the nearest right name for a misspelt one."""
+    if not place:  # a name that is not even text
+        return f"got {_shown(got)}; expected sections such as [data] with key = value lines."
     section, key = str(place[0]), str(place[1]) if len(place) > 1 else None
     detail = message.removeprefix("Value error, ")
     fields = Experiment.model_fields
-    if section not in fields or key is None:
-        return _unknown(section, fields, "section") if section not in fields else f"[{section}]: {detail}"
+    if section not in fields:
+        return _unknown(section, fields, "section")
+    if key is None:
+        return f"[{section}]: got {_shown(got)}; expected a table of settings: [{section}] and key = value lines below."
     keys = fields[section].annotation.model_fields  # type: ignore[union-attr]
     if key not in keys:
         return _unknown(key, keys, f"key of [{section}]")
     described = (keys[key].description or "").replace("\n", " ").strip()
-    return f"{section}.{key}: got {got!r}; expected otherwise: {detail}." + (f" Meaning: {described}" * bool(described))
+    meaning = f" Meaning: {described}" * bool(described)
+    return f"{section}.{key}: got {_shown(got)}; expected otherwise: {detail}.{meaning}"
+
+
+def _shown(value: object) -> str:
+    """A value as a message shows it: not a page of it, and not a number with more digits than Python would write."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a value of type {type(value).__name__} that is too large to show"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _unknown(name: str, known: Iterable[str], what: str) -> str:
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     remedy = f"did you mean {nearest[0]!r}?" if nearest else f"choose from {', '.join(sorted(known))}."
-    return f"got {name!r}; expected a {what}: {remedy}"
+    return f"got {_shown(name)}; expected a {what}: {remedy}"
 
 
 def _known(name: str, known: Iterable[str], what: str) -> None:

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import ConfigError, Experiment
+from fedrbn.course import Course
 from fedrbn.data.declared import PAPER, Scale, declared
 from fedrbn.data.samples import Client, Samples
 from fedrbn.federated.aggregation import Layout
@@ -31,7 +32,8 @@ from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.executors import Site, serial
 from fedrbn.federated.free import Free
 from fedrbn.federated.objectives import Fractional, Standard
-from fedrbn.federated.server import FederationError, Phase, Plan
+from fedrbn.federated.intake import FederationError
+from fedrbn.federated.server import Phase, Plan
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, tensors
 from fedrbn.planner import Duty, units
 from fedrbn.randomness import generator
@@ -68,15 +70,15 @@ def without_images(experiment: Experiment, scale: Scale | None = None) -> Assemb
     return assemble(experiment.model_copy(update={"run": run}), data=data)
 
 
-def cost_of(assembly: Assembly) -> dict[str, Any]:
+def cost_of(course: Course) -> dict[str, Any]:
     """What a run costs, as JSON values: MACs of an epoch of all users, of all rounds, of an image; bytes that travel.
 
     ST users count as calibrating, if the method does: so they do in every round but the first few. Where clients are
     sampled or take turns (fine-tuning), a round is the mean of all rounds.
     """
-    plan = assembly.plan
-    paper, actual = paper_macs(assembly), actual_macs(assembly)
-    client = {role: traffic(assembly.net, plan.names, role) for role in roles(plan)}
+    plan = course.plan
+    paper, actual = paper_macs(course), actual_macs(course)
+    client = {role: traffic(course.net, plan.names, role) for role in roles(plan)}
     turns = {member: _turns(plan, member) for member in plan.members}
     return {
         "macs_per_epoch": per_epoch(plan, paper, actual),
@@ -109,10 +111,10 @@ def _total(plan: Plan, paper: Mapping[Role, int], actual: Mapping[Role, int]) ->
     }
 
 
-def paper_macs(assembly: Assembly) -> dict[Role, int]:
+def paper_macs(course: Course) -> dict[Role, int]:
     """What training on one image costs a client of each role, in the paper's count."""
-    forward = paper_forward_macs(assembly.net, assembly.federation.image_shape)
-    return {role: round(forward * paper_units(assembly, role)) for role in roles(assembly.plan)}
+    forward = paper_forward_macs(course.net, course.outline.image_shape)
+    return {role: round(forward * paper_units(course, role)) for role in roles(course.plan)}
 
 
 def paper_forward_macs(net: DualNet, image_shape: tuple[int, int, int]) -> int:
@@ -138,26 +140,26 @@ def paper_forward_macs(net: DualNet, image_shape: tuple[int, int, int]) -> int:
     return counter.macs + 2 * elements
 
 
-def paper_units(assembly: Assembly, role: Role) -> float:
+def paper_units(course: Course, role: Role) -> float:
     """What training on one image costs in forward passes, in the paper's count. Its AT omits the clean pass."""
-    method = assembly.plan.method
+    method = course.plan.method
     standard = units(Duty.ST, 0, None)
     if role is Role.AT:
         if isinstance(method.at_training, Free):  # the weights' backward pass also gives the step of the noise
             return standard * method.at_training.replays
-        steps = getattr(assembly.attack, "steps", assembly.experiment.attack.steps)
+        steps = getattr(course.attack, "steps", course.experiment.attack.steps)
         adversarial = units(Duty.AT, steps, None) - standard
         share = method.at.share if isinstance(method.at, Fractional) else 1.0
         return share * adversarial + (1 - share) * standard
-    if method.calibration is None or method.calibration.lam == 0 or not _calibrates(assembly.plan):
+    if method.calibration is None or method.calibration.lam == 0 or not _calibrates(course.plan):
         return standard
     return units(Duty.PNC, 0, method.calibration.lam)
 
 
-def actual_macs(assembly: Assembly) -> dict[Role, int]:
+def actual_macs(course: Course) -> dict[Role, int]:
     """What training on one image costs a client of each role: all that is executed in a real local update."""
-    net, shape = copy.deepcopy(assembly.net), assembly.federation.image_shape
-    return {role: actual_macs_of(net, assembly.plan, role, shape) for role in roles(assembly.plan)}
+    net, shape = copy.deepcopy(course.net), course.outline.image_shape
+    return {role: actual_macs_of(net, course.plan, role, shape) for role in roles(course.plan)}
 
 
 def actual_macs_of(net: DualNet, plan: Plan, role: Role, image_shape: tuple[int, int, int]) -> int:

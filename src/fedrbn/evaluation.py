@@ -102,25 +102,34 @@ class Accuracy:
     adaptive: bool = False
     limit: int | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the answers."""
+        where = deployment_name(self.deployment)
+        clean = f"clean@{where}" if self.limit is None else f"clean for {self.label}@{where}"
+        if self.attack is None:
+            return (clean,)
+        adaptive = self.adaptive and not isinstance(self.attack, Oblivious)
+        attacked = f"{self.label}@{where}"
+        return (clean, attacked, f"{attacked} adaptive") if adaptive else (clean, attacked)
+
     def __call__(self, net: DualNet, samples: Samples, generator: Generator) -> dict[str, Tensor]:
         """See `Question`."""
         device = next(net.parameters()).device
         x, y = (part.to(device) for part in samples.pixels(slice(0, self.limit)))
-        where = deployment_name(self.deployment)
         right = self._right(net, x, y)
-        answers = {f"clean@{where}" if self.limit is None else f"clean for {self.label}@{where}": right.cpu()}
-        if self.attack is None:
-            return answers
+        found = [right.cpu()]
         if isinstance(self.attack, Oblivious):  # not an adversary: simply other images
             changed = self._attacked(net, x, y, (self.deployment,), generator)
-            return answers | {f"{self.label}@{where}": self._right(net, changed, y).cpu()}
-        right = self._withstood(net, x, y, right, (self.deployment,), generator)
-        answers[f"{self.label}@{where}"] = right.cpu()
-        if self.adaptive:
-            for views in other_views(net, self.deployment):
-                right = self._withstood(net, x, y, right, views, generator)
-            answers[f"{self.label}@{where} adaptive"] = right.cpu().clone()  # not the same tensor if nothing was tried
-        return answers
+            found.append(self._right(net, changed, y).cpu())
+        elif self.attack is not None:
+            right = self._withstood(net, x, y, right, (self.deployment,), generator)
+            found.append(right.cpu())
+            if self.adaptive:
+                for views in other_views(net, self.deployment):
+                    right = self._withstood(net, x, y, right, views, generator)
+                found.append(right.cpu().clone())  # not the same tensor if nothing was tried
+        return dict(zip(self.names, found, strict=True))
 
     def _right(self, net: DualNet, x: Tensor, y: Tensor) -> Tensor:
         logits = logits_of(net, self.deployment)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Literal
 
-from fedrbn.assembly import Assembly
 from fedrbn.attacks import PGD, AutoAttack, LocalSearch, LogitsAttack, Untargeted, attack_named, epsilon
 from fedrbn.config import Experiment
+from fedrbn.course import Course
 from fedrbn.diagnosis import Diagnosis, as_records, judge
 from fedrbn.evaluation import Accuracy, Deployment, Question, deployment_name
-from fedrbn.federated.server import FederationError, in_order
+from fedrbn.federated import accounting, malice
+from fedrbn.federated.intake import FederationError, in_order
 from fedrbn.results import columns, summary
 from fedrbn.types import Answers, Evaluate, Execute, Failure, Member, ServerState, Tensors
 
@@ -41,37 +41,39 @@ class Examination:
 
 
 def examine(
-    assembly: Assembly, state: ServerState, execute: Execute, examination: Examination
+    course: Course, state: ServerState, execute: Execute, examination: Examination
 ) -> tuple[dict[str, Any], Tensors]:
     """Ask every client; returns the record for tables and the answer to each question for each sample."""
-    plan, experiment = assembly.plan, assembly.experiment
+    plan, experiment = course.plan, course.experiment
     attacks = {text: attack_named(text) for text in examination.attacks}
     if not attacks:
-        attacks = {main_label(experiment): assembly.adversary}
+        attacks = {main_label(experiment): course.adversary}
     deployments: dict[str, Deployment] = {
         member.id: examination.deployment or plan.predicting_branch(state, member) for member in plan.members
     }
 
     def questions(member: Member) -> tuple[Question, ...]:
-        return _questions(assembly, examination, attacks, deployments[member.id])
+        return _questions(course, examination, attacks, deployments[member.id])
 
-    answers = list(ask_all(assembly, state, "test", questions, execute, examination.samples))
+    answers, unanswered = ask_all(course, state, "test", questions, execute, examination.samples)
     main = next(iter(attacks))
     deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
     plain = [Answers(a.client, a.round, _without_checks(a.correct)) for a in answers]
     record = {
-        **facts(assembly),
+        **facts(course),
         "attack": main,
-        "attacks": {label: _described(assembly, attack) for label, attack in attacks.items()},
+        "attacks": {label: _described(course, attack) for label, attack in attacks.items()},
         "deployment": deployment_name(examination.deployment or plan.method.predict),
         "part": "test",
         "round": state.round,
-        "labels": assembly.federation.labels,
-        "samples_digest": _digest(assembly),
-        **summary(plain, plan.members, deployed, main),
+        "labels": course.outline.labels,
+        "samples_digest": course.samples_digest(),
+        **summary(plain, [m for m in plan.members if m.id not in unanswered], deployed, main),
     }
-    if examination.checks and isinstance(assembly.attack, PGD):
-        record["checks"] = as_records(judge(answers, len(assembly.federation.classes)))
+    if unanswered:
+        record["unanswered"] = unanswered
+    if examination.checks and isinstance(course.attack, PGD):
+        record["checks"] = as_records(judge(answers, len(course.outline.classes)))
     stored = {
         f"{answer.client}/{column}": right
         for answer in plain
@@ -81,7 +83,7 @@ def examine(
 
 
 def _questions(
-    assembly: Assembly, examination: Examination, attacks: dict[str, LogitsAttack], deployment: Deployment
+    course: Course, examination: Examination, attacks: dict[str, LogitsAttack], deployment: Deployment
 ) -> tuple[Question, ...]:
     """What one client is asked: the deployment under every attack, and each branch under the main one."""
     asked: list[Question] = [Accuracy(deployment)]
@@ -90,28 +92,43 @@ def _questions(
         asked.append(Accuracy(deployment, label, attack, examination.adaptive, limit))
     label, attack = next(iter(attacks.items()))
     if not isinstance(attack, EXPENSIVE):
-        others = [branch for branch in assembly.plan.method.branches if branch is not deployment]
+        others = [branch for branch in course.plan.method.branches if branch is not deployment]
         asked += [Accuracy(branch, label, attack) for branch in others]
-    if examination.checks and isinstance(assembly.attack, PGD):
-        asked.append(Diagnosis(deployment, assembly.attack))
+    if examination.checks and isinstance(course.attack, PGD):
+        asked.append(Diagnosis(deployment, course.attack))
     return tuple(asked)
 
 
 def ask_all(
-    assembly: Assembly,
+    course: Course,
     state: ServerState,
     part: Literal["validation", "test"],
     questions: Callable[[Member], tuple[Question, ...]],
     execute: Execute,
     limit: int | None = None,
-) -> Iterator[Answers]:
-    """Every client's answers to its questions, in the order of the clients."""
-    jobs = [Evaluate(m.id, state.personal[m.id], part, questions(m), limit) for m in assembly.plan.members]
-    for result in in_order(execute(assembly.plan.round(state), jobs), [job.client for job in jobs]):
+) -> tuple[list[Answers], dict[str, str]]:
+    """Every client's answers to its questions, in the order of the clients; and why others did not answer.
+
+    That is an error, unless somebody did answer and it is only for validation or the course is forgiving.
+    """
+    forgiving = course.forgiving or part == "validation"
+    jobs = [Evaluate(m.id, state.personal[m.id], part, questions(m), limit) for m in course.plan.members]
+    answers: list[Answers] = []
+    missing: dict[str, str] = {}
+    round_ = course.plan.round(state)
+    if not course.forgiving:  # the deadline is that of a training job; an evaluation takes as long as it takes
+        round_ = replace(round_, deadline_seconds=None)
+    for result in in_order(execute(round_, jobs), [job.client for job in jobs], state.round):
         if isinstance(result, Failure):
-            raise FederationError(f"client {result.client!r} could not be evaluated: {result.cause}")
-        if isinstance(result, Answers):
-            yield result
+            missing[result.client] = result.cause
+            if not forgiving:
+                break
+        elif isinstance(result, Answers):
+            answers.append(result)
+    if missing and not (forgiving and answers):
+        client, cause = next(iter(missing.items()))
+        raise FederationError(f"client {client!r} could not be evaluated: {cause}")
+    return answers, missing
 
 
 def main_label(experiment: Experiment) -> str:
@@ -120,37 +137,29 @@ def main_label(experiment: Experiment) -> str:
     return f"{name}-{experiment.attack.steps}" if name in ("pgd", "mia") else name
 
 
-def facts(assembly: Assembly) -> dict[str, Any]:
+def facts(course: Course) -> dict[str, Any]:
     """What every record says of its origin: method and its branch, attack, ε and threat model, seed, versions."""
-    experiment = assembly.experiment
+    experiment = course.experiment
     return {
         "key": experiment.key(),
-        "method": assembly.plan.method.name,
+        "method": course.plan.method.name,
         "data": experiment.data.name,
         "attack": main_label(experiment),
-        "eps": epsilon(assembly.adversary),
+        "eps": epsilon(course.adversary),
         "threat": experiment.attack.threat,
-        "predict": assembly.plan.method.predict.value,
+        "predict": course.plan.method.predict.value,
         "seed": experiment.run.seed,
         "versions": {name: version(name) for name in ("fedrbn", "torch", "numpy")}
         | {"python": platform.python_version()},
+        **malice.facts(experiment, course.plan.members),
+        **accounting.facts(experiment, course.plan),
     }
 
 
-def _described(assembly: Assembly, attack: LogitsAttack) -> dict[str, Any]:
+def _described(course: Course, attack: LogitsAttack) -> dict[str, Any]:
     value = attack.attack if isinstance(attack, Untargeted) else attack
-    return {"eps": epsilon(attack), "settings": repr(value), "in_config": value == assembly.attack}
+    return {"eps": epsilon(attack), "settings": repr(value), "in_config": value == course.attack}
 
 
 def _without_checks(correct: Tensors) -> Tensors:
     return {name: answer for name, answer in correct.items() if not name.startswith("check ")}
-
-
-def _digest(assembly: Assembly) -> str:
-    """Twelve hex digits that name the test samples of all clients and their order."""
-    hasher = hashlib.sha256()
-    for client in assembly.federation.clients:
-        hasher.update(client.id.encode())
-        hasher.update(client.test.images.numpy().tobytes())
-        hasher.update(client.test.labels.numpy().tobytes())
-    return hasher.hexdigest()[:12]

@@ -30,6 +30,7 @@ from fedrbn.loading import Trained, load
 from fedrbn.nets.dual_bn import tensors
 from fedrbn.nets.fold import fold
 from fedrbn.randomness import generator
+from fedrbn.records import evaluations
 from fedrbn.shipped import KEY, SUFFIXES, Card, ModelFileError, read, without_gradient
 from fedrbn.storage import RunDirectory
 from fedrbn.types import Branch
@@ -85,7 +86,7 @@ def measured(directory: RunDirectory, client: str, branch: Branch) -> dict[str, 
     quick look at a few images must not replace the run's own measurement.
     """
     found: list[tuple[bool, int, dict[str, Any]]] = []
-    for record in directory.records("evaluations.jsonl"):
+    for record in evaluations(directory):
         row = record.get("users", {}).get(client, {})
         sa, ra = row.get(f"sa@{branch.value}"), row.get(f"ra@{branch.value}")
         if record.get("part") == "test" and sa is not None and ra is not None:

@@ -33,6 +33,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedrbn import config
 from fedrbn.config import ConfigError, Experiment
 from fedrbn.planner import Device, Duty, FleetPlan, Speed, Workload, cost
+from fedrbn.records import rounds
 from fedrbn.storage import RunDirectory
 from fedrbn.types import Role
 
@@ -49,6 +50,8 @@ def quantity(value: object) -> object:
     return float(match[1]) * _UNITS[match[2]] / (8 if match[3] == "bit" else 1)
 
 
+_MOST_DEVICES = 100_000
+_Side = Annotated[int, Field(ge=1, le=1024)]
 Quantity = Annotated[float, BeforeValidator(quantity), Field(gt=0)]
 
 
@@ -58,7 +61,7 @@ class DeviceEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: str = Field(min_length=1)
-    count: int | None = Field(default=None, ge=1)
+    count: int | None = Field(default=None, ge=1, le=_MOST_DEVICES)
     domain: str
     samples: int = Field(ge=1)
     macs_per_second: float | None = Field(default=None, gt=0)
@@ -79,9 +82,9 @@ class FleetEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     deadline: float = Field(gt=0)
-    classes: int = Field(default=10, ge=2)
-    image_shape: tuple[int, int, int] = (3, 28, 28)
-    device: tuple[DeviceEntry, ...] = Field(min_length=1)
+    classes: int = Field(default=10, ge=2, le=2**16)
+    image_shape: tuple[_Side, _Side, _Side] = (3, 28, 28)
+    device: tuple[DeviceEntry, ...] = Field(min_length=1, max_length=_MOST_DEVICES)
 
 
 @dataclass(frozen=True)
@@ -170,14 +173,16 @@ def measured_seconds(run: Path) -> dict[str, tuple[Duty, float]]:
     calibrates = bool(method.lam) and any(member.role is Role.AT for member in members)
     first = (method.warmup or 0) + 2 if calibrates else 1
     times: dict[str, list[float]] = defaultdict(list)
-    for record in directory.records("rounds.jsonl"):
+    for record in rounds(directory):
         if record["round"] >= first:
             for client, metrics in record["clients"].items():
-                times[client].append(metrics["seconds"])
+                times[client].append(metrics.get("seconds", 0.0))
     if not times:
         raise ConfigError(f"got run {run} without rounds after the first {first - 1}; expected some. Train it longer.")
     standard = Duty.PNC if calibrates else Duty.ST
     duties = {member.id: Duty.AT if member.role is Role.AT else standard for member in members}
+    if strangers := sorted(times.keys() - duties.keys()):
+        raise ConfigError(f"got run {run} with rounds of {strangers[0]!r}; expected its clients {', '.join(duties)}.")
     return {client: (duties[client], median(seconds)) for client, seconds in times.items()}
 
 

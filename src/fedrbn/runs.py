@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import nn
 
 from fedrbn.assembly import Assembly, assemble
+from fedrbn.checkpoints import Best, Checkpoint
 from fedrbn.config import Experiment
 from fedrbn.cost import cost_of
+from fedrbn.course import Course
 from fedrbn.data.samples import DataSet, Federation
 from fedrbn.evaluation import Accuracy, deployment_name
 from fedrbn.examination import Examination, ask_all, examine, facts, main_label
-from fedrbn.federated.server import federate, initial_state
+from fedrbn.federated.alarm import diverging, first_losses_of
+from fedrbn.federated.intake import TooFewClientsError, listed
+from fedrbn.federated.server import federate, initial_state, misfit
+from fedrbn.records import evaluations
 from fedrbn.results import validation_summary
-from fedrbn.storage import Best, RunDirectory, StorageError
+from fedrbn.storage import RunDirectory, StorageError
 from fedrbn.types import Execute, Job, Member, Result, Role, Round, ServerState
 
 
@@ -35,6 +41,15 @@ class Watcher(Protocol):
 
     def evaluating(self, clients: int) -> None:
         """The evaluation of so many clients on their test data starts."""
+
+
+Revise: TypeAlias = Callable[[Course, ServerState], tuple[Course, ServerState]]
+"""What may change before a round: who takes part, and so what the server remembers of them."""
+
+
+def unchanged(course: Course, state: ServerState) -> tuple[Course, ServerState]:
+    """The same clients from the first round to the last."""
+    return course, state
 
 
 def run(
@@ -71,7 +86,7 @@ def resume(
     from (seed, round, client). A finished run returns its record at once.
     """
     directory = RunDirectory.open(Path(path))
-    finished = directory.records("evaluations.jsonl")
+    finished = evaluations(directory)
     if finished:
         return finished[0]
     assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
@@ -97,35 +112,66 @@ def evaluate(
     if chosen is None:
         raise StorageError(f"got run {path} without a checkpoint; expected a trained one. Train it again with --force.")
     with directory.locked(), assembly.executor() as execute:
-        directory.recover()
+        directory.tidy()
         return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), examination, watcher)
 
 
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
     with directory.locked():
         directory.recover()
-        with assembly.executor(directory.clients) as bare:
-            execute = _watched(bare, watcher)
-            state = _train(assembly, directory, execute, watcher)
-            return _evaluate(assembly, directory, state, execute, None, watcher)
+        if watcher:
+            last = directory.checkpoint("last")
+            watcher.training(assembly, last.state.round if last else 0)
+        with assembly.executor(directory.clients) as execute:
+            return train_and_evaluate(assembly, directory, _watched(execute, watcher), watcher)
 
 
-def _train(assembly: Assembly, directory: RunDirectory, execute: Execute, watcher: Watcher | None) -> ServerState:
-    """Run the rounds that are left; returns the state that validation chose."""
+def train_and_evaluate(
+    course: Course,
+    directory: RunDirectory,
+    execute: Execute,
+    watcher: Watcher | None = None,
+    revise: Revise = unchanged,
+) -> dict[str, Any]:
+    """Run the rounds that are left, then evaluate the state that validation chose; returns the record of that.
+
+    The caller holds the directory's lock and has recovered it. `revise` is asked before every round.
+    """
+    course, state = _train(course, directory, execute, watcher, revise)
+    return _evaluate(course, directory, state, execute, None, watcher)
+
+
+def _train(
+    course: Course, directory: RunDirectory, execute: Execute, watcher: Watcher | None, revise: Revise
+) -> tuple[Course, ServerState]:
+    """Run the rounds that are left; returns the state that validation chose, and the course as it was last."""
     checkpoint = directory.checkpoint("last")
-    state = checkpoint.state if checkpoint else initial_state(assembly.net, assembly.plan)
+    state = checkpoint.state if checkpoint else initial_state(course.net, course.plan)
     best = checkpoint.best if checkpoint else None
-    if watcher:
-        watcher.training(assembly, state.round)
-    origin, started = facts(assembly), time.perf_counter()
-    for current, report in federate(state, assembly.plan, execute):
-        state = current
+    origin, started = facts(course), time.perf_counter()
+    first_losses = first_losses_of(directory.records("rounds.jsonl"))
+    while state.round < course.plan.rounds:
+        course, state = revise(course, state)
+        if checkpoint and state.round == checkpoint.state.round:
+            _ensure_fit(course, state, directory.path)
+        try:
+            state, report = next(federate(state, course.plan, execute))
+        except TooFewClientsError as error:
+            directory.append("stops.jsonl", {**origin, "round": error.number + 1, "failures": listed(error.failures)})
+            raise
         record: dict[str, Any] = {**origin, "round": state.round, "lr": report.lr, "clients": report.clients}
-        if _validation_due(assembly, state.round):
-            record["validation"] = _validate(assembly, state, execute)
+        record |= course.remarks(state)
+        if report.failures:
+            record["failures"] = listed(report.failures)
+        alarm = diverging(report, first_losses)
+        if alarm:
+            record["warning"] = alarm
+        first_losses = first_losses_of([record]) | first_losses
+        if _validation_due(course, state.round):
+            record["validation"] = _validate(course, state, execute)
             score = record["validation"]["score"]
             better = best is None or score is None or score > best.score
-            if better and assembly.plan.may_choose(state.round):
+            if better and course.plan.may_choose(state.round):
                 best = Best(state.round, score or 0.0)
                 directory.save("best", state, best)
         record["seconds"] = time.perf_counter() - started
@@ -135,35 +181,54 @@ def _train(assembly: Assembly, directory: RunDirectory, execute: Execute, watche
         if watcher:
             watcher.round_finished(record)
     chosen = directory.checkpoint("best")
-    return chosen.state if chosen else state
+    return course, _with_latecomers(directory, chosen, state) if chosen else state
 
 
-def _validation_due(assembly: Assembly, number: int) -> bool:
-    return number % assembly.experiment.train.validate_every == 0 or number == assembly.plan.rounds
+def _with_latecomers(directory: RunDirectory, chosen: Checkpoint, last: ServerState) -> ServerState:
+    """The chosen state, with the batch norm of clients that joined after it as it was last."""
+    state = chosen.state
+    if state.personal.keys() == last.personal.keys():
+        return state
+    merged = replace(state, personal=last.personal | state.personal, reported=last.reported | state.reported)
+    directory.save("best", merged, chosen.best)
+    return merged
 
 
-def _validate(assembly: Assembly, state: ServerState, execute: Execute) -> dict[str, float | None]:
+def _ensure_fit(course: Course, state: ServerState, path: Path) -> None:
+    wrong = misfit(state, course.net, course.plan)
+    if wrong:
+        raise StorageError(
+            f"got the checkpoint of {path} with {wrong}; expected that of this experiment. It is of another network or "
+            "federation: give the same network and data as when the run began, or start anew with --force."
+        )
+
+
+def _validation_due(course: Course, number: int) -> bool:
+    return number % course.experiment.train.validate_every == 0 or number == course.plan.rounds
+
+
+def _validate(course: Course, state: ServerState, execute: Execute) -> dict[str, float | None]:
     """Score the state on validation data, if there is any: RA of AT users and SA of ST users, as in the paper."""
-    plan = assembly.plan
-    if not any(len(client.validation) for client in assembly.federation.clients):
+    plan = course.plan
+    if not course.outline.validation:
         return validation_summary([], plan.members, {})
-    label = main_label(assembly.experiment)
+    label = main_label(course.experiment)
     branches = {member.id: plan.predicting_branch(state, member) for member in plan.members}
 
     def question(member: Member) -> tuple[Accuracy]:
-        attack = assembly.adversary if member.role is Role.AT else None
+        attack = course.adversary if member.role is Role.AT else None
         return (Accuracy(branches[member.id], label, attack),)
 
     keys = {
         member.id: f"{label if member.role is Role.AT else 'clean'}@{deployment_name(branches[member.id])}"
         for member in plan.members
     }
-    answers = ask_all(assembly, state, "validation", question, execute)
+    answers, _ = ask_all(course, state, "validation", question, execute)
     return validation_summary(answers, plan.members, keys)
 
 
 def _evaluate(
-    assembly: Assembly,
+    course: Course,
     directory: RunDirectory,
     state: ServerState,
     execute: Execute,
@@ -172,9 +237,9 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Examine every client on its test data; writes the record and the per-sample answers."""
     if watcher:
-        watcher.evaluating(len(assembly.plan.members))
-    record, answers = examine(assembly, state, execute, examination or Examination())
-    record["cost"] = cost_of(assembly)
+        watcher.evaluating(len(course.plan.members))
+    record, answers = examine(course, state, execute, examination or Examination())
+    record |= {"cost": cost_of(course), **course.remarks(state)}
     number = len(directory.records("evaluations.jsonl"))
     directory.save_tensors(f"answers/{number}.safetensors", answers)
     directory.append("evaluations.jsonl", record)

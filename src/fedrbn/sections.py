@@ -142,9 +142,17 @@ class TrainConfig(Section):
     validate_every: int = Field(default=1, ge=1)
     """Rounds between two validations; the last round is always validated."""
     aggregation: str = "mean"
-    """How uploads become the next weights: mean (weighted by samples), slack (SFAT), or package.module:object."""
+    """How uploads become the next weights: mean (weighted by samples), slack (SFAT), median, trimmed-mean, krum,
+    multi-krum, geometric-median (RFA), norm-bound, or package.module:object."""
     slack: float | None = Field(default=None, ge=0, lt=1)
     """α of SFAT: AT users with the smaller half of losses weigh 1 + α, the others 1 − α; 1/6 unless given."""
+    malicious: float | None = Field(default=None, ge=0)
+    """Malicious clients that trimmed-mean, krum and multi-krum withstand: a number, or a share below 1; 0.2 unless
+    given."""
+    keep: int | None = Field(default=None, ge=1)
+    """Uploads that multi-krum averages; all but the malicious ones unless given."""
+    bound: float | None = Field(default=None, gt=0)
+    """norm-bound: longest update of a client; the median of the round's lengths unless given."""
 
 
 class AttackConfig(Section):
@@ -174,6 +182,12 @@ class MethodConfig(Section):
     """How donors of BN_a are weighted (Eq. 4)."""
     temperature: float | None = Field(default=None, gt=0)
     """T of the softmax in Eq. 4."""
+    donor_cap: Share | None = None
+    """Largest weight of one donor in Eq. 3; what it loses goes to the next similar ones."""
+    donor_mean: Literal["mean", "median", "trimmed"] | None = None
+    """How donors' statistics combine: the mean of Eq. 3, the weighted median, or without a quarter at either end."""
+    donor_range: float | None = Field(default=None, ge=1)
+    """Refuse donors whose statistics are so many times as far off as the middle one's; None believes all of them."""
     affine: Literal["shared", "separate"] | None = None
     """One trainable w, b for both branches, or one pair each."""
     local: Literal["nothing", "bn-stats", "bn", "everything"] | None = None
@@ -210,14 +224,68 @@ class MethodConfig(Section):
     """finetune: the network's first layers that ST users leave as they are, with the batch norm that follows them."""
 
 
-class RunConfig(Section):
-    """How and where it runs; nothing here changes the numbers except the seed."""
+class FaultsConfig(Section):
+    """What happens when clients fail. As long as none does, nothing here changes the numbers."""
 
-    seed: int = Field(default=1, ge=0)
+    min_clients: Annotated[int, Field(ge=1)] | Share = 0.5
+    """Fewest good answers that finish a round: a number, or a share of the AT and of the ST users that were asked."""
+    deadline_seconds: float | None = Field(default=None, gt=0)
+    """A client that has not answered so long after it was asked is given up for the round; None waits for it."""
+    on_too_few: Literal["stop", "wait"] = "stop"
+    """With fewer answers: stop and keep the state of the last round for --resume, or ask the missing ones again."""
+    wait_seconds: float = Field(default=30.0, gt=0)
+    """How long to wait before they are asked again."""
+    max_update: float = Field(default=10.0, gt=0)
+    """An update whose norm is more than so many times that of the weights it started from is refused as exploded."""
+    stale_half_life: float = Field(default=10.0, gt=0)
+    """Answers an AT user has to miss in a row for its weight as a donor of BN_a (Eq. 4) to be halved."""
+
+
+class PrivacyConfig(Section):
+    """Differential privacy of what clients send, per client; without noise there is none. See docs/security.md."""
+
+    statistics_noise: float | None = Field(default=None, gt=0)
+    """Noise multiplier of BN statistics: the standard deviation over the sensitivity, which is twice the clip."""
+    statistics_clip: float | None = Field(default=None, gt=0)
+    """Length to which a change of statistics is cut, in units of the channels' own spread; 1 unless given."""
+    statistics_when: Literal["upload", "step"] | None = None
+    """upload: once before they leave the client. step: after every local step, too."""
+    update_noise: float | None = Field(default=None, gt=0)
+    """Noise multiplier of the update of the weights."""
+    update_clip: float | None = Field(default=None, gt=0)
+    """Length to which an update is cut; 1 unless given."""
+    update_at: Literal["client", "server"] | None = None
+    """Where updates get their noise. client: the server need not be trusted. server: on the mean, so far less of it."""
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    """δ for which the ε spent is computed; 1e-5 unless given."""
+    secret: bool | None = None
+    """Noise from the operating system's randomness, for deployments: a seeded run can be repeated, by anyone."""
+
+
+class MaliceConfig(Section):
+    """Simulated attackers among the clients, for experiments only: a deployment has none of this."""
+
+    attack: Literal["sign-flip", "noise", "label-flip", "bn-variance", "bn-shift", "bn-swap"] | None = None
+    """What they do: to their update, to their labels, or to the BN_a that they donate."""
+    share: Share | None = None
+    """Their share of the clients, for the last three of the AT users; 0.2 unless given."""
+    strength: float | None = Field(default=None, gt=0)
+    """s of the attack; 5 for updates, 10⁴ for the variance, 10 for the shift unless given."""
+
+
+class RunConfig(Section):
+    """How and where it runs; nothing here changes the numbers beyond float rounding, except the seed."""
+
+    seed: int = Field(default=1, ge=0, lt=2**63)
     """Decides all randomness."""
     workers: int | None = Field(default=None, ge=1)
     """Processes that train clients, one thread each; None takes one per core, 1 trains in this process."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
     """Where networks run; an accelerator is used from one process."""
+    fast: bool = True
+    """Faster kernels on the CPU (see `nets.fast`): the same numbers up to float rounding."""
+    precision: Literal["bfloat16"] | None = None
+    """bfloat16: convolutions and matrix products of training at half the digits, where the processor gains from it;
+    None is float32. Evaluation is in float32 always."""
     out: str | None = None
     """The run directory; None makes one under `runs/`."""

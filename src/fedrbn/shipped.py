@@ -7,16 +7,17 @@ model.logits(pixels)                       # float32 [n, channels, height, width
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import safetensors
 import torch
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor, nn
 
 from fedrbn import nets
@@ -29,7 +30,11 @@ KEY = "fedrbn"
 """Where a file keeps its card: the metadata key of safetensors and ONNX; `fedrbn.json` inside a .pt2."""
 SUFFIXES = (".safetensors", ".onnx", ".pt2")
 
-_Side = Field(ge=1, le=4096)
+_Side = Annotated[int, Field(ge=1, le=4096)]
+_MOST_PIXELS = 2**22
+"""Values of one image that a model file may ask for: a network is tried with images of that size when it is read."""
+_MOST_CLASSES = 2**16
+_SPARE_BYTES = 2**20
 
 
 class ModelFileError(RuntimeError):
@@ -44,8 +49,8 @@ class Card(BaseModel):
     format: Literal["fedrbn-model/1"] = "fedrbn-model/1"
     network: str
     width: float = Field(gt=0, le=4)
-    classes: tuple[str, ...] = Field(min_length=1)
-    image_shape: tuple[int, int, int]
+    classes: tuple[str, ...] = Field(min_length=1, max_length=_MOST_CLASSES)
+    image_shape: tuple[_Side, _Side, _Side]
     preprocessing: str = "pixels in [0, 1]; normalisation is inside the network"
     client: str
     domain: str
@@ -64,6 +69,13 @@ class Card(BaseModel):
     """Accuracy on the client's clean test images, before export; None if not measured."""
     ra: float | None = None
     versions: dict[str, str]
+
+    @field_validator("image_shape")
+    @classmethod
+    def _fits_memory(cls, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        if math.prod(shape) > _MOST_PIXELS:
+            raise ValueError(f"got images of {math.prod(shape):,} values; expected at most {_MOST_PIXELS:,}")
+        return shape
 
 
 @dataclass(frozen=True)
@@ -162,6 +174,8 @@ def _read_safetensors(path: Path, network: str | None) -> Shipped:
             values = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelFileError(f"got {path}, which cannot be read ({error}); expected safetensors.") from None
+    if network is None:
+        _check_size(card, sum(value.nbytes for value in values.values()), path)
     net = structure(card, network)
     missing = sorted(tensors(net).keys() - values.keys())
     if missing:
@@ -171,6 +185,21 @@ def _read_safetensors(path: Path, network: str | None) -> Shipped:
         )
     load(net, values)
     return Shipped(card, without_gradient(net))
+
+
+def _check_size(card: Card, held: int, path: Path) -> None:
+    """Refuse a card that describes a larger network than the file has weights for, before that network is made."""
+    if card.network not in nets.NETWORKS:
+        return  # refused by name
+    with torch.device("meta"):  # tensors that have a shape and no memory
+        net = nets.build(card.network, len(card.classes), card.width, card.image_shape, seed=0)
+    described = sum(tensor.nbytes for tensor in tensors(net).values())
+    if described > 2 * held + _SPARE_BYTES:
+        raise ModelFileError(
+            f"got {path} with {held:,} bytes of weights; expected about {described:,}, because that is what its "
+            f"description ({card.network!r}, {len(card.classes)} classes, images of {card.image_shape}) asks for. "
+            "Export it again."
+        )
 
 
 def _read_onnx(path: Path) -> Shipped:
@@ -206,7 +235,10 @@ def _read_pt2(path: Path, trust: bool) -> Shipped:
             "Export the model again in one of these formats, or add --trust if you made this file yourself."
         )
     extra = {f"{KEY}.json": ""}
-    program = torch.export.load(str(path), extra_files=extra)
+    try:
+        program = torch.export.load(str(path), extra_files=extra)
+    except Exception as error:  # a zip file, JSON and PyTorch's own archives inside: any of them may fail
+        raise ModelFileError(f"got {path}, which PyTorch cannot read ({error}); expected a .pt2 archive.") from None
     return Shipped(_card(extra[f"{KEY}.json"], path), without_gradient(program.module()))
 
 

@@ -69,6 +69,8 @@ class Round:
     """Iterations every client runs instead of whole epochs, when data sizes differ; None means whole epochs."""
     freeze: int = 0
     """So many of the network's first layers are left as they are (fine-tuning)."""
+    deadline_seconds: float | None = None
+    """How long a client may take to answer; whoever runs the clients answers for a later one with a Failure."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that did not work out, and why."""
+    """A job that did not work out, and why: the client raised, hung or died, or what it sent cannot be used."""
 
     client: str
     round: int
@@ -127,6 +129,8 @@ class Failure:
 Job: TypeAlias = Train | Evaluate
 Result: TypeAlias = Upload | Answers | Failure
 Execute: TypeAlias = Callable[[Round, Iterable[Job]], Iterator[Result]]
+"""Has the clients do their jobs. Answers may come in any order. Those that are late, come twice, cannot be used or
+never come are the server's concern: an executor raises only if it cannot run clients at all."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedrbn.data.prepared import read_arrays
 from fedrbn.data.samples import Samples
 
 Parts = tuple[Samples, Samples]
@@ -58,11 +59,11 @@ def cached(key: str, expected: Expected, make: Callable[[], Parts]) -> Parts:
 def _read(path: Path, expected: Expected) -> Parts | None:
     """The stored parts, or None if there are none or anything about them is not as expected."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            train, test = (
-                Samples(torch.from_numpy(archive[f"{part}_images"]), torch.from_numpy(archive[f"{part}_labels"]))
-                for part in ("train", "test")
-            )
+        archive = read_arrays(path, ("train_images", "train_labels", "test_images", "test_labels"))
+        train, test = (
+            Samples(torch.from_numpy(archive[f"{part}_images"]), torch.from_numpy(archive[f"{part}_labels"]))
+            for part in ("train", "test")
+        )
     except Exception:  # whatever a missing, cut or foreign file raises, the answer is the same: make it again
         return None
     return (train, test) if expected.fits(train, expected.train) and expected.fits(test, expected.test) else None

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from fedrbn.data.imaging import to_channels_first
+from fedrbn.data.room import empty_images
 from fedrbn.data.samples import DataSet, Domain, Samples
 from fedrbn.data.split import stratified
 
@@ -38,6 +39,8 @@ def image_folder(root: Path, image_size: int | None = None) -> DataSet:
 
 def decode(source: Path | bytes, name: str, size: int | None) -> NDArray[np.uint8]:
     """One JPEG or PNG as uint8 RGB [height, width, 3], squeezed to size x size unless that is None; errors name it."""
+    if isinstance(source, Path) and not is_regular(source):
+        raise ValueError(f"got {name}, which is not a file; expected a JPEG or PNG. Remove or replace it.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # remarks about metadata; what matters is an error
@@ -59,6 +62,14 @@ def decode(source: Path | bytes, name: str, size: int | None) -> NDArray[np.uint
             f"got {name}, which cannot be decoded ({error}); expected a whole image. Replace it."
         ) from error
     return np.array(square)
+
+
+def is_regular(path: Path) -> bool:
+    """Whether there is an ordinary file: a pipe or device would be read for ever, and some names can be of no file."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 class _Refused(ValueError):  # noqa: N818  (to those outside it is a ValueError)
@@ -130,7 +141,7 @@ def _samples(folder: Path, classes: tuple[str, ...], size: int) -> Samples:
     files = [(path, label) for label, name in enumerate(classes) for path in image_files(folder / name)]
     if not files:
         raise ValueError(f"got no images below {folder}; expected {_LAYOUT}.")
-    images = np.empty((len(files), size, size, 3), dtype=np.uint8)
+    images = empty_images(len(files), size)
     for row, (path, _) in enumerate(files):
         images[row] = decode(path, str(path), size)
     return Samples(to_channels_first(images), torch.tensor([label for _, label in files]))

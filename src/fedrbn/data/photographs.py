@@ -18,6 +18,7 @@ from fedrbn.data.images import SIZE, decode, split_domain
 from fedrbn.data.imaging import to_channels_first
 from fedrbn.data.official import DOMAINNET_DOMAINS, OFFICE_DOMAINS
 from fedrbn.data.prepared import prepared_folder, read_archive
+from fedrbn.data.room import empty_images
 from fedrbn.data.samples import DataSet, Domain, Samples
 
 _ARRAYS = ("jpeg_data", "offsets", "labels", "class_names")
@@ -70,7 +71,7 @@ def _archive(path: Path, wanted: tuple[str, ...]) -> dict[str, NDArray[Any]]:
 
 def _domain(name: str, arrays: dict[str, NDArray[Any]], size: int) -> Domain:
     data, offsets, labels = arrays["jpeg_data"], arrays["offsets"], arrays["labels"].astype(np.int64)
-    images = np.empty((len(labels), size, size, 3), dtype=np.uint8)
+    images = empty_images(len(labels), size)
     for row in range(len(labels)):
         content = data[offsets[row] : offsets[row + 1]].tobytes()
         images[row] = decode(content, f"image {row} of {name}.npz", size)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrbn.data.images import SPLIT_SEED, TEST_SHARE, decode
+from fedrbn.data.images import SPLIT_SEED, TEST_SHARE, decode, is_regular
 from fedrbn.data.official import OFFICIAL
 from fedrbn.data.raw.files import RawDigits, RawPhotographs, Source
 from fedrbn.data.raw.idx import read_mnist
@@ -176,7 +176,7 @@ def changed_files(folder: Path) -> list[str]:
     changed = []
     for name, entry in sorted(read_checksums(folder).items()):
         path = folder / Path(name).name
-        if not path.is_file():
+        if not is_regular(path):
             changed.append(f"{name} is missing")
             continue
         with path.open("rb") as file:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedrbn.types import Branch, Stats, Tensors
 
@@ -44,14 +45,23 @@ class _Segment(NamedTuple):
     stats: Stats
 
 
-_CALL: ContextVar[tuple[_Segment, ...] | None] = ContextVar("fedrbn dual batch-norm call", default=None)
+@dataclass
+class _Call:
+    """What a call of the network asks of its batch-norm layers."""
+
+    segments: tuple[_Segment, ...]
+    together: bool = False
+    """All segments have the same rows, and they come once: the first layer to run parts them."""
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("fedrbn dual batch-norm call", default=None)
 _HELD: ContextVar[frozenset[DualBatchNorm]] = ContextVar("fedrbn held batch norms", default=frozenset())
 
 
 @contextmanager
-def _call(*segments: _Segment) -> Iterator[None]:
+def _call(*segments: _Segment, together: bool = False) -> Iterator[None]:
     """Tell the batch-norm layers below this call what to do; nothing stays switched once it returns."""
-    token = _CALL.set(segments)
+    token = _CALL.set(_Call(segments, together))
     try:
         yield
     finally:
@@ -90,23 +100,19 @@ class DualBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each run of rows through the branch that the surrounding network call asked for."""
-        segments = _CALL.get()
-        if segments is None:
+        call = _CALL.get()
+        if call is None:
             raise RuntimeError(
                 "got a dual batch-norm layer called on its own; expected a call of the whole network, which says the "
                 "branch: net(x, Branch.CLEAN, Stats.FROZEN). For an ordinary network use plain(net, branch)."
             )
-        if len(segments) == 1:
-            return self._normalise(x, segments[0].branch, segments[0].stats)
-        rows = sum(segment.rows for segment in segments)
-        if x.shape[0] % rows:
-            raise RuntimeError(
-                f"got {x.shape[0]} rows at a batch-norm layer of a joined pass; expected a multiple of the {rows} "
-                "inputs. This network mixes samples before the layer: call it once per branch instead."
-            )
-        repeat = x.shape[0] // rows
-        parts = torch.split(x, [segment.rows * repeat for segment in segments])
-        return torch.cat([self._normalise(part, s.branch, s.stats) for part, s in zip(parts, segments, strict=True)])
+        if len(call.segments) == 1:
+            return self._normalise(x, call.segments[0].branch, call.segments[0].stats)
+        parts = [x] * len(call.segments) if call.together else _parted(x, call.segments)
+        call.together = False
+        return torch.cat(
+            [self._normalise(part, s.branch, s.stats) for part, s in zip(parts, call.segments, strict=True)]
+        )
 
     def _normalise(self, x: Tensor, branch: Branch, stats: Stats) -> Tensor:
         layer, affine = self.branch(branch), self.affine(branch)
@@ -135,17 +141,40 @@ class DualBatchNorm(nn.Module):
         )
 
 
-class DualNet(nn.Module):
-    """A network whose batch-norm branch is an argument of the call."""
+def _parted(x: Tensor, segments: tuple[_Segment, ...]) -> tuple[Tensor, ...]:
+    """The rows of each segment; a layer may see several rows per input (patches of an image, say)."""
+    rows = sum(segment.rows for segment in segments)
+    if x.shape[0] % rows:
+        raise RuntimeError(
+            f"got {x.shape[0]} rows at a batch-norm layer of a joined pass; expected a multiple of the {rows} "
+            "inputs. This network mixes samples before the layer: call it once per branch instead."
+        )
+    repeat = x.shape[0] // rows
+    return torch.split(x, [segment.rows * repeat for segment in segments])
 
-    def __init__(self, network: nn.Module) -> None:
+
+class DualNet(nn.Module):
+    """A network whose batch-norm branch is an argument of the call.
+
+    With a `precision` below float32, convolutions and matrix products compute in it; weights and logits do not.
+    """
+
+    def __init__(self, network: nn.Module, precision: torch.dtype | None = None) -> None:
         super().__init__()
         self.network = network
+        self.precision = precision
 
     def forward(self, x: Tensor, branch: Branch, stats: Stats = Stats.FROZEN) -> Tensor:
         """Logits f(x; BN_branch)."""
         with _call(_Segment(len(x), branch, stats)):
+            return self._logits(x)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        if self.precision is None:
             return cast(Tensor, self.network(x))
+        # Without its cache, which would keep weights of before an optimizer's step.
+        with torch.autocast(x.device.type, self.precision, cache_enabled=False):
+            return cast(Tensor, self.network(x)).to(x.dtype)
 
     def paired(
         self, clean: Tensor, noised: Tensor, clean_stats: Stats = Stats.FROZEN, noised_stats: Stats = Stats.FROZEN
@@ -153,16 +182,35 @@ class DualNet(nn.Module):
         """Logits (f(clean; BN_c), f(noised; BN_a)) from one pass over the joined batch.
 
         Each part is normalised with, and updates, its own branch's statistics only, so this equals two passes up to
-        float rounding and saves the second pass's overhead.
+        float rounding and saves the second pass's overhead. If both are the same tensor, what the network does before
+        its first batch norm is done once for both.
         """
         segments = (
             _Segment(len(clean), Branch.CLEAN, clean_stats),
             _Segment(len(noised), Branch.NOISED, noised_stats),
         )
-        with _call(*segments):
-            logits = cast(Tensor, self.network(torch.cat([clean, noised])))
+        together = clean is noised and _forks_at_first_norm(self.network)
+        with _call(*segments, together=together):
+            logits = self._logits(clean if together else torch.cat([clean, noised]))
         first, second = torch.split(logits, [len(clean), len(noised)])
         return first, second
+
+
+def _forks_at_first_norm(network: nn.Module) -> bool:
+    """Whether all that the network makes of its input passes through one batch norm first, and without dropout.
+
+    True only where the order of layers proves it: in plain sequences, however deep they are nested.
+    """
+    if isinstance(network, DualBatchNorm):
+        return True
+    if type(network) is not nn.Sequential:
+        return False
+    for layer in network:
+        if any(isinstance(module, DualBatchNorm) for module in layer.modules()):
+            return _forks_at_first_norm(layer)
+        if any(isinstance(module, _DropoutNd) for module in layer.modules()):
+            return False
+    return False
 
 
 def dual(net: nn.Module, affine: Affine = Affine.SHARED) -> DualNet:

@@ -1,0 +1,124 @@
+"""What the benchmarks share: processes that take turns, the machine's own rates, rows with targets."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from fedrbn.hardware import cores, keep_memory
+
+Actions: TypeAlias = Mapping[str, Callable[[], object]]
+Make: TypeAlias = Callable[[], Actions]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure beside its target; `better` says which way, None is for information only."""
+
+    what: str
+    figure: float
+    unit: str = ""
+    target: float | None = None
+    better: str = "more"
+
+    @property
+    def verdict(self) -> str:
+        """Whether the target was reached."""
+        if self.target is None:
+            return ""
+        reached = self.figure >= self.target if self.better == "more" else self.figure <= self.target
+        return "reached" if reached else "not reached"
+
+
+def show(title: str, rows: Sequence[Row], path: Path, **also: Any) -> None:
+    """Print the rows as a table and write them, with the machine and everything else given, as JSON."""
+    print(f"\n{title}")
+    for row in rows:
+        target = "" if row.target is None else f"{'>=' if row.better == 'more' else '<='} {row.target:.4g}"
+        print(f"  {row.what:<62} {row.figure:>9.4g} {row.unit:<7} {target:<9} {row.verdict}")
+    content = {"machine": machine(), "rows": [asdict(row) | {"verdict": row.verdict} for row in rows], **also}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """Where and how busy: figures of a busy machine mean little."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": cores(),
+        "load": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
+    started = time.process_time()
+    action()
+    return time.process_time() - started
+
+
+def quickest(action: Callable[[], object], repeats: int = 5) -> float:
+    """CPU seconds of the quickest of several calls, after one to warm up."""
+    action()
+    return min(seconds(action) for _ in range(repeats))
+
+
+def matrix_rate() -> float:
+    """Floating-point operations per second of one core in a product of large float32 matrices."""
+    side = 2048
+    a, b = torch.rand(2, side, side, generator=torch.Generator().manual_seed(1))
+    return 2 * side**3 / quickest(lambda: a @ b)
+
+
+@contextmanager
+def player(make: Make, keep: bool) -> Iterator[Callable[[str], float]]:
+    """A process of its own that does one named action at a time and says how many CPU seconds it took.
+
+    `keep` makes it a worker as the package has them, which keeps the memory that it frees; else it has the allocator
+    as everybody has it.
+    """
+    line, theirs = mp.get_context("spawn").Pipe()
+    process = mp.get_context("spawn").Process(target=_play, args=(theirs, make, keep), daemon=True)
+    process.start()
+
+    def ask(name: str) -> float:
+        line.send(name)
+        return float(line.recv())
+
+    try:
+        yield ask
+    finally:
+        line.send(None)
+        process.join(timeout=10)
+
+
+def _play(line: Any, make: Make, keep: bool) -> None:
+    torch.set_num_threads(1)
+    if keep:
+        keep_memory()
+    actions = make()
+    while (name := line.recv()) is not None:
+        line.send(seconds(actions[name]))
+
+
+def turns(players: Sequence[Callable[[str], float]], name: str, repeats: int) -> list[float]:
+    """Median CPU seconds of the same action by each player; they take turns, so that a busy machine slows all."""
+    times = [[ask(name) for ask in players] for _ in range(repeats + 1)][1:]
+    return [statistics.median(column) for column in zip(*times, strict=True)]

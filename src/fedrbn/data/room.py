@@ -1,0 +1,43 @@
+"""Memory for images, asked for before they are made: too many or too large ones are refused, not attempted."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALWAYS = 256 * 2**20
+"""Bytes that are never asked about: whatever cannot spare them cannot train either."""
+_COPIES = 2
+"""Images are held once as they are made and once in the order that networks take."""
+
+
+def empty_images(count: int, side: int) -> NDArray[np.uint8]:
+    """Room for uint8 RGB images [count, side, side, 3]; refused if the machine has not that much memory free."""
+    check_room(count, side)
+    return np.empty((count, side, side, 3), np.uint8)
+
+
+def check_room(count: int, side: int) -> None:
+    """Refuse so many RGB images of side x side pixels if they do not fit into memory."""
+    needed = _COPIES * 3 * count * side**2
+    free = available_memory()
+    if needed <= _ALWAYS or free is None or needed <= free:
+        return
+    raise ValueError(
+        f"got {count:,} images of {side} x {side} pixels, which need {needed / 2**30:.1f} GiB of memory; expected at "
+        f"most the {free / 2**30:.1f} GiB that are free. Set image_size to at most "
+        f"{math.isqrt(free // (_COPIES * 3 * count))}, or use fewer images."
+    )
+
+
+def available_memory() -> int | None:
+    """Bytes that programs can still have, where the system says so (Linux)."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = {name: amount.split() for name, _, amount in (line.partition(":") for line in lines)}
+    return int(found["MemAvailable"][0]) * 1024 if "MemAvailable" in found else None

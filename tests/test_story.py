@@ -1,0 +1,83 @@
+"""A run as its records tell it, and the sparklines that show it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from fedrbn.story import Chapter, Story, chapter, sparkline
+from fedrbn.types import Role
+
+ROLES = {"a": Role.AT, "b": Role.ST, "c": Role.ST}
+
+
+def record(number: int, seconds: float = 2.0, **more: Any) -> dict[str, Any]:
+    clients = {"a": {"loss": 1.0}, "b": {"loss": 2.0}}
+    return {"round": number, "lr": 0.1, "clients": clients, "seconds": seconds, **more}
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([], ""),
+        ([0, 1], "▁█"),
+        (range(8), "▁▂▃▄▅▆▇█"),  # n/7 of the range in eight heights: ⌊8n/7⌋ = 0, 1, 2, 3, 4, 5, 6, and 8 → the top one
+        ([1, 0.5, 0], "█▅▁"),  # half of the range: ⌊8 · 0.5⌋ = 4, the fifth glyph
+        ([3, 3], "▅▅"),  # no range at all: the middle
+        ([0, math.nan, 1, math.inf], "▁!█!"),
+        ([math.nan], "!"),
+    ],
+)
+def test_sparkline(values: list[float], shown: str) -> None:
+    assert sparkline(values) == shown
+
+
+def test_long_sparklines_average_neighbours() -> None:
+    # cut at 0, 2, 4: means 1 and 12, the lowest and the highest; in three parts at 0, ⌊1.33⌉ = 1, ⌊2.67⌉ = 3, 4:
+    # 0, (2 + 10)/2 = 6, 14 → heights ⌊8 · 6/14⌋ = 3
+    assert sparkline([0, 2, 10, 14], width=2) == "▁█"
+    assert sparkline([0, 2, 10, 14], width=3) == "▁▄█"
+    assert len(sparkline([*range(300)], width=24)) == 24
+
+
+def test_a_chapter_counts_who_took_part_and_who_failed() -> None:
+    failures = [{"client": "c", "round": 3, "cause": "x"}, {"client": "c", "round": 3, "cause": "again"}]
+    validation = {"score": 0.4, "ra_at": 0.2, "sa_st": 0.5}
+    told = chapter(record(3, failures=failures, validation=validation), ROLES)
+    assert told == Chapter(3, 2.0, at=1, st=1, failed=1, loss=1.5, ra_at=0.2, sa_st=0.5)
+
+
+def test_a_round_without_validation_and_without_uploads() -> None:
+    told = chapter({"round": 1, "clients": {}, "seconds": 1.0, "validation": None}, ROLES)
+    assert told == Chapter(1, 1.0, at=0, st=0, failed=0)
+
+
+def test_time_left_is_what_recent_rounds_took() -> None:
+    story = Story(10, ROLES)
+    assert story.seconds_left is None
+    story = story.after([record(1, 3.0), record(2, 5.0)])
+    assert story.finished == 2
+    assert story.seconds_left == pytest.approx(4.0 * 8)  # eight rounds to go at (3 + 5) / 2 seconds
+    slow_start = Story(100, ROLES).after([record(1, 1000.0), *(record(n, 1.0) for n in range(2, 22))])
+    assert slow_start.seconds_left == pytest.approx(79.0)  # the first of 21 rounds is not recent any more
+
+
+def test_a_resumed_run_counts_from_where_it_was() -> None:
+    story = Story(10, ROLES, finished=6)
+    assert story.finished == 6
+    assert story.after([]).finished == 6
+    assert story.after([record(7)]).seconds_left == pytest.approx(2.0 * 3)
+
+
+def test_until_gives_the_story_as_it_was() -> None:
+    story = Story(5, ROLES).after([record(1), record(2), record(3)])
+    assert story.until(2) == Story(5, ROLES).after([record(1), record(2)])
+
+
+def test_values_skip_rounds_that_were_not_validated() -> None:
+    story = Story(3, ROLES).after([record(1), record(2, validation={"ra_at": None, "sa_st": 0.5}), record(3)])
+    assert story.values("sa_st") == [0.5]
+    assert story.values("ra_at") == []
+    assert story.values("loss") == [1.5, 1.5, 1.5]
