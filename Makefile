@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo flower-demo test test-slow browser lint bench adversaries clean soak
+.PHONY: help setup demo flower-demo test test-slow browser lint bench adversaries clean soak fuzz audit
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -57,6 +57,15 @@ adversaries: $(READY) ## Attacks inside the federation and the cost of privacy, 
 soak: $(READY) ## Kill, hang, cut off and poison training on purpose; makes the tables of docs/reliability.md (under 30 minutes)
 	$(BIN)/python -m soak
 	$(BIN)/python -m soak.table
+
+CASES := 12000
+SEED := 1
+fuzz: $(READY) ## Hostile settings, files, run directories, models and messages: 12,000 cases, decided by SEED (10 minutes)
+	PYTHONPATH=tests $(BIN)/python -m fuzz.soak --cases $(CASES) --seed $(SEED)
+	$(BIN)/python -m soak.table
+
+audit: $(READY) ## Dependencies pinned, licences, security rules, foreign code, secrets: what can be checked offline
+	$(BIN)/python tools/audit.py
 
 clean: ## Remove the environment and caches (runs are kept)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

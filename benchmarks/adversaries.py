@@ -162,7 +162,7 @@ def scale(declared: Mapping[str, Any]) -> str:
 
 
 def piece(declared: Mapping[str, Any], rows: list[dict[str, Any]], command: str, seed: int) -> dict[str, Any]:
-    """The attacks as a piece of docs/reliability.md. The first row of a part has no attack, the first column no defence."""
+    """The attacks as a piece of docs/reliability.md: a part's first row has no attack, its first column no defence."""
     made = []
     for part in declared["parts"]:
         own = [row for row in rows if row["part"] == part["title"]]

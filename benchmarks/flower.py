@@ -96,7 +96,9 @@ def simulation(folder: Path) -> Path:
         size = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
         submit = [f"{scripts}/flwr", "run", str(APP), "here", "--run-config", values, "--federation-config", size]
         subprocess.run(submit, env=environment, check=True, stdout=subprocess.DEVNULL)  # noqa: S603
-        _until(lambda: RunDirectory(out).records("evaluations.jsonl"), 600)
+        _until(lambda: "Finished task" in superlink.tail(50), 900)
+        if not RunDirectory(out).records("evaluations.jsonl"):
+            raise RuntimeError("the simulation failed; on a machine this busy Ray may not have come up in its time.")
     finally:
         processes.stop([superlink])
     return out

@@ -104,13 +104,12 @@ class User:
 
 def norm_state(net: nn.Module) -> State:
     """Copies of all that belongs to batch norm."""
-    found = {
+    return {
         f"{name}.{key}": value.detach().clone()
         for name, module in net.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm)
         for key, value in module.state_dict().items()
     }
-    return found
 
 
 def weights(net: nn.Module) -> State:

@@ -22,7 +22,7 @@ from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast, in_precision
 from fedrbn.nets.linear import with_onednn
 
-BATCH, REPEATS, CLIP = 32, 9, 10.0
+BATCH, REPEATS, CLIP = 32, 5, 10.0
 TARGETS = {"AT": 1.35, "PNC": 1.5, "PNC clipped": 1.2, "ST": None}
 CONV1, ALL = 64 * 75 * 784, 47_767_552
 """Multiplications and additions per image: of the first convolution and of the network."""
@@ -115,8 +115,6 @@ def attack_kernels() -> Callable[[], None]:
     return run
 
 
-
-
 def linear_layers() -> dict[str, float]:
     """Milliseconds of the large linear layer's three products: by BLAS and by oneDNN."""
     layer = torch.nn.Linear(6272, 2048)
@@ -142,7 +140,9 @@ def main() -> None:
         Row(f"{kind} step, share of the matrix rate", 2 * BATCH * PRODUCTS[kind] / rate / ours_, "")
         for kind, (_, ours_) in times.items()
     ]
-    rows += [Row(f"{kind} step in bfloat16, times the plain loop", times[kind][0] / bfloat16[kind], "x") for kind in times]
+    rows += [
+        Row(f"{kind} step in bfloat16, times the plain loop", times[kind][0] / bfloat16[kind], "x") for kind in times
+    ]
     milliseconds = {
         kind: {"plain": 1e3 * a, "ours": 1e3 * b, "bfloat16": 1e3 * bfloat16[kind]} for kind, (a, b) in times.items()
     }
@@ -154,7 +154,9 @@ def main() -> None:
         gigaflops=rate / 1e9,
     )
     for kind, each in milliseconds.items():
-        print(f"  {kind:<12} plain {each['plain']:7.1f}   ours {each['ours']:7.1f}   bfloat16 {each['bfloat16']:7.1f} ms")
+        print(
+            f"  {kind:<12} plain {each['plain']:7.1f}   ours {each['ours']:7.1f}   bfloat16 {each['bfloat16']:7.1f} ms"
+        )
     print(f"  matrix rate {rate / 1e9:.0f} GF/s; attack {1e3 * attack:.0f} ms, its kernels {1e3 * kernels:.0f} ms")
 
 

@@ -13,8 +13,8 @@ import fedrbn.federated.affine
 from fedrbn import runs
 from fedrbn.assembly import assemble
 from fedrbn.config import ConfigError, Experiment
-from fedrbn.federated.methods import METHODS
 from fedrbn.federated.intake import FederationError
+from fedrbn.federated.methods import METHODS
 from fedrbn.storage import RunDirectory
 from fedrbn.types import Result, Role
 from test_runs import Noting, assert_same_run
@@ -107,7 +107,7 @@ def test_methods_with_memory_or_phases_resume_exactly(
     with pytest.raises(KeyboardInterrupt):
         runs.run(experiment, interrupted, watcher=Stopping())
     memories = sorted(path.name for path in interrupted.glob("clients/plain-0/*"))
-    assert memories == (["2.safetensors", "3.safetensors"] if name in ("fatbn-free", "fedrob") else [])
+    assert memories == (["1.safetensors", "2.safetensors", "3.safetensors"] if name in ("fatbn-free", "fedrob") else [])
     runs.resume(interrupted)
     assert_same_run(tmp_path / "whole", interrupted)
     for kept in (tmp_path / "whole").glob("clients/*/*"):

@@ -53,14 +53,13 @@ def train(
 def test_a_client_that_fails_is_in_the_record_and_on_the_screen_and_the_run_is_finished(
     tiny: Make, tmp_path: Path
 ) -> None:
+
+    def down(round_: Round, job: Job) -> bool:
+        return round_.number == 1 and job.client == "pen-0" and isinstance(job, Train)
+
     screen = io.StringIO()
     with Display(Console(file=screen, width=300), "run") as display:
-        record = train(
-            tiny(train={"rounds": 2}),
-            tmp_path / "run",
-            lambda r, j: r.number == 1 and j.client == "pen-0" and isinstance(j, Train),
-            display,
-        )
+        record = train(tiny(train={"rounds": 2}), tmp_path / "run", down, display)
     first, second = RunDirectory.open(tmp_path / "run").records("rounds.jsonl")
     assert "failures" not in first
     assert second["failures"] == [{"client": "pen-0", "round": 2, "cause": "OSError: the battery is empty"}]

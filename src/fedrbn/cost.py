@@ -31,8 +31,8 @@ from fedrbn.federated.aggregation import Layout
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.executors import Site, serial
 from fedrbn.federated.free import Free
-from fedrbn.federated.objectives import Fractional, Standard
 from fedrbn.federated.intake import FederationError
+from fedrbn.federated.objectives import Fractional, Standard
 from fedrbn.federated.server import Phase, Plan
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, tensors
 from fedrbn.planner import Duty, units

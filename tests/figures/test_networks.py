@@ -216,3 +216,10 @@ def test_adaptive_attacks_are_never_weaker(trained: Path) -> None:
 def test_epsilon_needs_a_run() -> None:
     with pytest.raises(FigureError, match="--run"):
         epsilon.epsilon(Request())
+
+
+def test_a_domain_without_such_images_has_an_empty_panel(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penultimate, "chosen_images", lambda clients, seed: [])
+    figure = penultimate.bn_penultimate(Request(runs=(trained,)))
+    assert all(len(line.get_xdata()) == 0 for axes in figure.axes for line in axes.lines)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["class 0", "class 1", "class 2"]

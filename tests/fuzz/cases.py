@@ -1,4 +1,4 @@
-"""What a fuzz case is: something hostile is drawn, tried in a folder of its own, and either works or is refused by us."""
+"""What a fuzz case is: hostile input is drawn, tried in a folder of its own, and either works or is refused by us."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def refusal(action: Callable[[], object]) -> str:
         return REFUSED
     except Exception as error:
         raise AssertionError(f"not an error for a user: {error!r}") from error
-    return REFUSED if result == REFUSED else ACCEPTED
+    return REFUSED if isinstance(result, str) and result == REFUSED else ACCEPTED
 
 
 def command(*arguments: str) -> str:
@@ -105,7 +105,7 @@ def _inside(path: str, follow: bool) -> bool:
     if path == os.devnull:
         return True
     try:
-        place = Path(os.path.realpath(path if follow else Path(path).parent))
+        place = Path(os.path.realpath(path)) if follow else Path(os.path.realpath(Path(path).parent), Path(path).name)
     except ValueError:  # a NUL: the system refuses such a path
         return True
     return any(place.is_relative_to(root) for root in _allowed)

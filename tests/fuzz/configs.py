@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,9 @@ def set_texts(draw: st.DrawFn) -> list[str]:
     def one() -> str:
         section = draw(st.sampled_from([*KEYS]))
         name = f"{section}.{draw(st.sampled_from(KEYS[section]))}" if draw(st.integers(0, 5)) else draw(texts)
-        value = draw(st.one_of(texts, scalars.map(str), st.sampled_from(["0,0.5,1", "[1, 2", "{a = 1}", '"', "[[" * 3000])))
+        value = draw(
+            st.one_of(texts, scalars.map(str), st.sampled_from(["0,0.5,1", "[1, 2", "{a = 1}", '"', "[[" * 3000]))
+        )
         return f"{name}={value}"
 
     return [one() for _ in range(draw(st.integers(1, 3)))]
@@ -81,7 +82,9 @@ def try_settings(given: list[str], _: Path) -> None:
 
 names = st.sampled_from([*PAPER, *FAMILIES, "", "paper", "corruptions", "os:system", "builtins:print"])
 keys = st.sampled_from(sorted({key for family in FAMILIES.values() for key in family.settings}))
-numbers = st.one_of(st.sampled_from(["8/255", "1/0", "-1", "nan", "inf", "1e400", "5", "1" * 5000, "yes", "standard"]), texts)
+numbers = st.one_of(
+    st.sampled_from(["8/255", "1/0", "-1", "nan", "inf", "1e400", "5", "1" * 5000, "yes", "standard"]), texts
+)
 
 
 @st.composite
@@ -143,10 +146,24 @@ def run_options(draw: st.DrawFn) -> list[str]:
 
 SUBJECTS = [
     Subject("settings as values", settings(), try_values, weight=20),
-    Subject("TOML text", st.one_of(st.sampled_from(EXAMPLES).flatmap(mutated), st.binary(max_size=60), texts.map(lambda t: t.encode("utf-8", errors="surrogatepass"))), try_toml, weight=20),
+    Subject(
+        "TOML text",
+        st.one_of(
+            st.sampled_from(EXAMPLES).flatmap(mutated),
+            st.binary(max_size=60),
+            texts.map(lambda t: t.encode("utf-8", errors="surrogatepass")),
+        ),
+        try_toml,
+        weight=20,
+    ),
     Subject("--set", set_texts(), try_settings, weight=20),
     Subject("--attacks", attack_lists(), try_attacks, weight=10),
-    Subject("--require", st.one_of(texts, st.text("ra>=<0.19 ", max_size=12), st.sampled_from(ODD_TEXTS)), try_condition, weight=5),
+    Subject(
+        "--require",
+        st.one_of(texts, st.text("ra>=<0.19 ", max_size=12), st.sampled_from(ODD_TEXTS)),
+        try_condition,
+        weight=5,
+    ),
     Subject("fleet and probe files", st.tuples(fleets, probes), try_fleet, weight=15),
     Subject("command line: run", run_options(), try_commands, weight=3),
 ]

@@ -14,7 +14,8 @@ from fedrbn import PGD, Branch, Stats, dual
 from fedrbn.federated.objectives import Adversarial, Calibrated, Objective, Standard
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import tensors
-from fedrbn.nets.fast import ThinConv2d, fast
+from fedrbn.nets.fast import LayoutFlatten, ThinConv2d, fast, in_precision
+from fedrbn.nets.linear import OneDnnLinear, available
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -108,3 +109,83 @@ def test_a_layer_in_two_places_stays_one_layer() -> None:
     assert sum(isinstance(module, nn.Conv2d) for module in quick.modules()) == 1
     x = random(2, 3, 8, 8)
     torch.testing.assert_close(quick(x, Branch.CLEAN), net(x, Branch.CLEAN))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 3),
+    ceil_mode=st.booleans(),
+    inplace=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_pooling_before_relu_is_bit_equal_even_where_pixels_tie(
+    kernel: int, stride: int, ceil_mode: bool, inplace: bool, seed: int
+) -> None:
+    """Values of −2 … 2 in steps of 1 have many ties, and windows without a positive value."""
+    layers = [nn.ReLU(inplace=inplace), nn.MaxPool2d(kernel, stride, padding=kernel // 2, ceil_mode=ceil_mode)]
+    net = dual(nn.Sequential(nn.BatchNorm2d(2, eps=0.0), *layers))
+    quick = fast(net)
+    assert [type(layer) for layer in quick.network.children()][1:] == [nn.MaxPool2d, nn.ReLU]
+    pixels = torch.randint(-2, 3, (2, 2, 7, 7), generator=torch.Generator().manual_seed(seed)).float()
+    found = []
+    for each in (net, quick):
+        x = pixels.clone().requires_grad_()
+        output = each(x, Branch.CLEAN, Stats.FROZEN)
+        (output * random(*output.shape, seed=seed)).sum().backward()
+        found.append((output.detach(), x.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1])
+
+
+def test_pooling_that_returns_indices_stays_after_relu() -> None:
+    quick = fast(dual(nn.Sequential(nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2, return_indices=True))))
+    assert [type(layer) for layer in quick.network.children()][1:] == [nn.ReLU, nn.MaxPool2d]
+
+
+def test_a_flattened_gradient_returns_in_the_layout_of_its_input() -> None:
+    pixels = random(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+    flat = LayoutFlatten()(pixels)
+    assert torch.equal(flat, pixels.flatten(1))
+    weights = random(2, 60, seed=1)
+    (gradient,) = torch.autograd.grad(flat, pixels, weights)
+    assert torch.equal(gradient, weights.reshape(2, 3, 4, 5))
+    assert gradient.is_contiguous(memory_format=torch.channels_last)
+    other = random(2, 3, 4, 5)
+    assert LayoutFlatten()(other).data_ptr() == other.data_ptr(), "what is not channels-last is not copied"
+
+
+@pytest.mark.skipif(not available(), reason="this build of PyTorch has no oneDNN products")
+def test_large_linear_layers_take_the_same_step_in_float32() -> None:
+    """2048 · 2048 is the smallest layer that counts as large; float32, because that is what oneDNN computes in."""
+    net = dual(nn.Sequential(nn.Flatten(), nn.Linear(2048, 2048), nn.BatchNorm1d(2048), nn.ReLU(), nn.Linear(2048, 10)))
+    quick = fast(net)
+    assert [type(layer) for layer in quick.modules() if isinstance(layer, nn.Linear)] == [OneDnnLinear, nn.Linear]
+    x, y = random(5, 2, 32, 32), torch.arange(5)
+    losses = [Adversarial(PGD(steps=2))(each, x, y, torch.Generator().manual_seed(1)) for each in (net, quick)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    for ours, theirs in zip(quick.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_bfloat16_takes_about_the_same_step_with_float32_weights_and_logits(objective: Objective) -> None:
+    """bfloat16 has 8 binary digits: 1 / 256 per rounding."""
+    net = fast(dual(build("digits", 10, 1 / 8, (3, 28, 28), seed=3)).train())
+    halved = in_precision(net, torch.bfloat16)
+    x, y = random(8, 3, 28, 28), torch.arange(8)
+    assert halved(x, Branch.CLEAN).dtype == torch.float32
+    exact, rough = (objective(each, x, y, torch.Generator().manual_seed(1)) for each in (net, halved))
+    assert exact != rough
+    assert exact == pytest.approx(rough, rel=0.05)
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in halved.parameters())
+    one, two = (
+        torch.cat([p.grad.flatten() for p in each.parameters() if p.grad is not None]) for each in (net, halved)
+    )
+    assert torch.cosine_similarity(one, two, dim=0) > 0.95
+
+
+def test_no_precision_changes_nothing() -> None:
+    net = dual(build("digits", 10, 1 / 16, (3, 28, 28), seed=3))
+    x = random(2, 3, 28, 28)
+    assert torch.equal(in_precision(net, None)(x, Branch.CLEAN), net(x, Branch.CLEAN))

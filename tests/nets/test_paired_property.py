@@ -61,7 +61,10 @@ def assert_paired_equals_two_passes(
 ) -> None:
     """In double precision, with a random weight on every logit; the two passes go back before the next comes."""
     joined, apart = net.double(), copy.deepcopy(net).double()
-    inputs, again = (tuple(part.clone().requires_grad_() for part in (clean, noised)) for _ in range(2))
+    if clean is noised:  # its gradient is then the sum of both
+        inputs, again = ((clean.clone().requires_grad_(),) * 2 for _ in range(2))
+    else:
+        inputs, again = (tuple(part.clone().requires_grad_() for part in (clean, noised)) for _ in range(2))
 
     outputs = joined.paired(*inputs, *modes)
     weights = [torch.rand(output.shape, generator=rng, dtype=torch.float64) for output in outputs]
@@ -97,6 +100,58 @@ def test_random_networks(
     randomise(net, rng)
     clean, noised = (torch.rand(size, 2, 4, 4, generator=rng, dtype=torch.float64) for size in sizes)
     assert_paired_equals_two_passes(net, clean, noised, modes, rng)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(
+    network=networks(),
+    convert=st.sampled_from(sorted(CONVERSIONS)),
+    size=st.integers(2, 5),
+    modes=st.tuples(st.sampled_from(Stats), st.sampled_from(Stats)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_random_networks_with_the_same_images_in_both_branches(
+    network: nn.Sequential, convert: str, size: int, modes: tuple[Stats, Stats], seed: int
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    net = CONVERSIONS[convert](network).double()
+    randomise(net, rng)
+    images = torch.rand(size, 2, 4, 4, generator=rng, dtype=torch.float64)
+    assert_paired_equals_two_passes(net, images, images, modes, rng)
+
+
+class Around(nn.Module):
+    """A batch norm with a way around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(x)
+
+
+@pytest.mark.parametrize(
+    ("layers", "rows"),
+    [
+        ([nn.Flatten(), nn.Linear(3, 3), nn.BatchNorm1d(3)], 4),
+        ([nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.BatchNorm1d(3))), nn.Linear(3, 2)], 4),
+        ([nn.Linear(3, 3), Around()], 8),  # the input goes around the batch norm
+        ([nn.Linear(3, 3), nn.Dropout(0.5), nn.BatchNorm1d(3)], 8),  # each branch has its own mask
+    ],
+    ids=["sequence", "nested", "around", "dropout"],
+)
+def test_the_same_images_are_doubled_at_the_first_batch_norm_where_that_is_proven(
+    layers: list[nn.Module], rows: int
+) -> None:
+    """`rows` of 4 images reach the first layer: each once, or each for both branches."""
+    net = dual(nn.Sequential(*layers)).double().eval()
+    seen: list[int] = []
+    net.network.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    images = torch.rand(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    net.paired(images, images)
+    assert seen == [rows]
+    assert_paired_equals_two_passes(net, images, images, (Stats.BATCH, Stats.FROZEN), torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("convert", CONVERSIONS)

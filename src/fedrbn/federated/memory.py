@@ -16,7 +16,7 @@ import safetensors.torch
 from fedrbn.storage import StorageError, write_atomically
 from fedrbn.types import Tensors
 
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
 _KEPT = 3
 
 
@@ -68,7 +68,7 @@ def _file(store: Path, client: str, number: int) -> Path:
 def _folder(store: Path, client: str) -> Path:
     if not _SAFE_NAME.fullmatch(client):
         raise StorageError(
-            f"got client {client!r}, whose memory is kept in a folder of that name; expected letters, digits, '.', "
-            "'_' and '-' only, and no '.' at the start. Rename the client."
+            f"got client {client!r}, whose memory is kept in a folder of that name; expected at most 128 "
+            "letters, digits, '.', '_' and '-', and no '.' at the start. Rename the client."
         )
     return store / client

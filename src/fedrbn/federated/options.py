@@ -135,9 +135,7 @@ def _with_options(method: Method, config: MethodConfig) -> Method:
             combine=None if config.donor_mean is None else Combine(config.donor_mean),
             plausible=config.donor_range,
         )
-        changes["propagation"] = replace(
-            method.propagation, weighting=weighting, temperature=temperature, guard=guard
-        )
+        changes["propagation"] = replace(method.propagation, weighting=weighting, temperature=temperature, guard=guard)
     if method.calibration is not None:
         lam = method.calibration.lam if config.lam is None else config.lam
         clip = method.calibration.clip if config.clip is None else config.clip

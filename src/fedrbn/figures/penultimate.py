@@ -119,6 +119,8 @@ def by_domain(views: Sequence[View]) -> Figure:
     runs = {view.run: _usable(view.run) for view in views}
     assembly = assemble(RunDirectory.open(views[0].run).experiment())
     federation, classes = assembly.federation, len(assembly.federation.classes)
+    if classes < len(CLASSES):
+        raise FigureError(f"got data with {classes} classes; expected at least {len(CLASSES)}, to span a plane.")
     figure = style.page(style.TEXT, 0.7 + 1.35 * len(federation.domains))
     panels = figure.subplots(len(federation.domains), 2 * len(views), squeeze=False)
     for axes, title in zip(panels[0], _titles(views), strict=True):
@@ -133,7 +135,7 @@ def by_domain(views: Sequence[View]) -> Figure:
                     projected(runs[view.run].dual_client(client.id), view.branch, samples, classes, adversary)
                     for client, samples in images
                 ]
-                _draw(axes, *(torch.cat(part) for part in zip(*found, strict=True)))
+                _draw(axes, found)
         row[0].set_ylabel(federation.labels[domain])
     return _explained(figure, views, federation.classes)
 
@@ -160,8 +162,10 @@ def projected(
     return activations(net, branch, x, classes) @ basis(templates), y
 
 
-def _draw(axes: Axes, plane: Tensor, labels: Tensor) -> None:
-    """The points of one panel in the colours and markers of their classes."""
+def _draw(axes: Axes, found: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """The points of one panel in the colours and markers of their classes; none if a domain has no such images."""
+    plane = torch.cat([torch.zeros(0, 2), *(points for points, _ in found)])
+    labels = torch.cat([torch.zeros(0, dtype=torch.int64), *(own for _, own in found)])
     for label, marker, colour in zip(CLASSES, MARKERS, style.SERIES, strict=False):
         own = plane[labels == label]
         axes.plot(own[:, 0], own[:, 1], marker, color=colour, markersize=2, alpha=0.55, markeredgewidth=0)
