@@ -1,7 +1,9 @@
 """What Flower costs: seconds and bytes per round, in one process, as simulation and as deployment, on the same work.
 
 Four clients (1 AT, 3 ST) of digits-mini train FedRBN for a few rounds, with the same weights as result everywhere. The
-embedded run is the yardstick. Everything runs on this machine, one thread per process. Writes benchmarks/flower.json.
+embedded run is the yardstick. Everything runs on this machine, one thread per process. Seconds of CPU are of all
+processes together and hardly depend on what else the machine does; seconds by the clock do. Linux only, because CPU
+seconds of other processes are read from /proc. Writes benchmarks/flower.json.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -49,12 +52,6 @@ def experiment(**train: Any) -> Experiment:
     return config.make(config.with_settings(VALUES, [("train", key, value) for key, value in train.items()]))
 
 
-def embedded(folder: Path) -> Path:
-    """No Flower at all."""
-    runs.run(experiment(), folder / "embedded")
-    return folder / "embedded"
-
-
 def in_process(folder: Path, transport: str = "float32", **train: Any) -> Path:
     """Flower's messages, serialised and read again, but no sockets and no processes."""
     name = f"in-process-{transport}-{train.get('rounds', ROUNDS)}"
@@ -68,7 +65,7 @@ def in_process(folder: Path, transport: str = "float32", **train: Any) -> Path:
     return folder / name / "run"
 
 
-def simulation(folder: Path) -> Path:
+def simulation(folder: Path) -> None:
     """Flower's simulation: clients in Ray's worker processes, which live on from round to round."""
     home, (port,) = folder / "flwr", free_ports(1)
     home.mkdir()
@@ -101,21 +98,61 @@ def simulation(folder: Path) -> Path:
             raise RuntimeError("the simulation failed; on a machine this busy Ray may not have come up in its time.")
     finally:
         processes.stop([superlink])
-    return out
 
 
-def deployment(folder: Path, transport: str) -> tuple[Path, dict[str, Any]]:
-    """Real processes, TLS, authenticated nodes; also what the SuperLink says went through it."""
-    site = create(folder / f"site-{transport}", local_plan(experiment(), CLIENTS))
-    with fleet(site, folder / f"logs-{transport}") as started:
+def deployment(folder: Path) -> None:
+    """Real processes, TLS, authenticated nodes."""
+    site = create(folder / "site", local_plan(experiment(), CLIENTS))
+    with fleet(site, folder / "logs") as started:
         started.start_superlink()
         started.register()
         for name in site.names:
             started.start_node(name)
-        run = started.submit_experiment("run", experiment(), transport=transport)
-        if started.wait(run, 1800) != "finished:completed":
-            raise RuntimeError(f"the deployment failed; see {started.logs}")
-        return site.run, started.traffic(run)
+        if started.wait(started.submit_experiment("run", experiment()), 1800) != "finished:completed":
+            raise RuntimeError(f"the deployment failed; the end of its log:\n{started.running['superlink'].tail()}")
+
+
+class Meter(threading.Thread):
+    """Notes the CPU seconds that this process and all it has started have used, whenever a run finishes a round."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(daemon=True)
+        self.path = path
+        self.readings: list[float] = []
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """Look at the run's record until it is over."""
+        while not self.over.wait(0.05):
+            if len(RunDirectory(self.path).records("rounds.jsonl")) > len(self.readings):
+                self.readings.append(cpu_seconds())
+
+    @property
+    def per_round(self) -> float:
+        """CPU seconds of a round after the first."""
+        return (self.readings[-1] - self.readings[0]) / (len(self.readings) - 1)
+
+
+def cpu_seconds() -> float:
+    """Seconds of CPU of this process and its descendants, those included that have ended and were waited for."""
+    ticks = 0
+    for member in processes.family(os.getpid()):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = Path(f"/proc/{member.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])  # utime, stime, and those of children
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def metered(path: Path, action: Callable[[], object]) -> dict[str, float]:
+    """Do a run and measure it."""
+    meter = Meter(path)
+    meter.start()
+    try:
+        action()
+    finally:
+        meter.over.set()
+        meter.join()
+    return {"cpu": meter.per_round, **measured(path)}
 
 
 def _until(condition: Callable[[], object], seconds: float) -> None:
@@ -161,12 +198,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fedrbn-bench-") as name:
         folder = Path(name)
         rows = {
-            "embedded": measured(embedded(folder)),
-            "in one process": measured(in_process(folder)),
-            "simulation": measured(simulation(folder)),
+            "embedded": metered(folder / "embedded", lambda: runs.run(experiment(), folder / "embedded")),
+            "in one process": metered(folder / f"in-process-float32-{ROUNDS}" / "run", lambda: in_process(folder)),
+            "simulation": metered(folder / "simulation", lambda: simulation(folder)),
+            "deployment": metered(folder / "site" / "server" / "run", lambda: deployment(folder)),
         }
-        deployed, traffic = deployment(folder, "float32")
-        rows["deployment"] = measured(deployed)
         longer = {transport: in_process(folder, transport, rounds=12) for transport in ("float32", "bfloat16")}
         transports = {
             transport: {**{k: v for k, v in measured(path).items() if k in ("down", "up")}, **accuracy(path)}
@@ -178,7 +214,6 @@ def main() -> None:
         "load": os.getloadavg()[0],
         "seed": 1,
         "rows": rows,
-        "deployment traffic of the whole run": traffic,
         "process start, CPU seconds": process_start(),
         "transport, 12 rounds": transports,
     }
@@ -188,17 +223,17 @@ def main() -> None:
 
 def show(result: dict[str, Any]) -> None:
     """The result as two tables and where the time goes."""
-    yardstick = result["rows"]["embedded"]["seconds"]
-    print(f"{'':>16} {'s/round':>8} {'ratio':>6} {'training':>9} {'down kB':>8} {'up kB':>7}")
+    yardstick = result["rows"]["embedded"]
+    print(f"{'per round':>16} {'CPU s':>6} {'ratio':>6} {'clock s':>8} {'training s':>11} {'down kB':>8} {'up kB':>7}")
     for name, row in result["rows"].items():
         sent = f"{row['down'] / 1e3:>8.0f} {row['up'] / 1e3:>7.0f}" if "down" in row else ""
-        ratio = row["seconds"] / yardstick
-        print(f"{name:>16} {row['seconds']:>8.2f} {ratio:>6.1f} {row['training']:>9.2f} {sent}")
+        ratio = row["cpu"] / yardstick["cpu"]
+        print(f"{name:>16} {row['cpu']:>6.1f} {ratio:>6.2f} {row['seconds']:>8.1f} {row['training']:>11.1f} {sent}")
     start = result["process start, CPU seconds"]
     print(
-        f"A deployment starts one process per client and round: {start:.1f} s CPU each, {CLIENTS * start:.1f} s in all,"
+        f"A deployment starts a process for each client and round: {start:.1f} s CPU each, {CLIENTS * start:.1f} s in"
     )
-    print(f"on {result['cores']} cores (load {result['load']:.1f}); nodes look for work every 3 s.")
+    print(f"all; nodes look for work every 3 s. {result['cores']} cores, load {result['load']:.1f}.")
     print(f"{'θ as':>16} {'down kB':>8} {'up kB':>7} {'SA':>6} {'RA':>6}   (12 rounds)")
     for name, row in result["transport, 12 rounds"].items():
         print(f"{name:>16} {row['down'] / 1e3:>8.0f} {row['up'] / 1e3:>7.0f} {row['sa']:>6.1%} {row['ra']:>6.1%}")

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from fedrbn import PGD, dual
 from fedrbn.federated.objectives import Adversarial, Calibrated, Objective, Standard, attacked
+from fedrbn.federated.training import Sgd
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast, in_precision
@@ -73,9 +74,7 @@ def our_steps_in_bfloat16() -> Actions:
 
 
 def _steps(net: DualNet) -> Actions:
-    x, y = batch()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    generator = torch.Generator().manual_seed(1)
+    given, generator = [batch()], torch.Generator().manual_seed(1)
     objectives: dict[str, Objective] = {
         "ST": Standard(),
         "PNC": Calibrated(0.5),
@@ -83,13 +82,8 @@ def _steps(net: DualNet) -> Actions:
         "AT": Adversarial(PGD()),
     }
 
-    def step(objective: Objective) -> Callable[[], None]:
-        def take() -> None:
-            optimizer.zero_grad()
-            objective(net, x, y, generator)
-            optimizer.step()
-
-        return take
+    def step(objective: Objective) -> Callable[[], object]:
+        return lambda: Sgd()(net, given, objective, lr=0.01, memory={}, generator=generator)
 
     return {kind: step(objective) for kind, objective in objectives.items()}
 

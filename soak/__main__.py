@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import tempfile
 import time
@@ -44,12 +45,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fedrbn-soak-") as name:
         folder = Path(name)
         data = load_data(experiment().data)
+        add(kills.of_the_whole_group(folder / "group", tries(4), random))
         add(kills.at_random_moments(folder / "moments", data, tries(50), random))
         add(kills.at_every_step_of_writing(folder / "steps", data, tries(100), random))
-        add(kills.of_the_whole_group(folder / "group", tries(6), random))
-        add(*disks.rows(folder / "disks", data, tries(20), random))
+        add(*disks.rows(folder / "disks", data, tries(10), random))
         # From here on this process trains itself and has threads: no more forks.
-        add(*clients.rows(data, tries(25), tries(8), random))
+        add(*clients.rows(data, tries(25), tries(6), random))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "made_by": "make soak",
@@ -57,6 +58,7 @@ def main() -> None:
         "seed": options.seed,
         "share": options.share,
         "seconds": round(time.perf_counter() - started),
+        "processor_seconds": round(sum(os.times()[:4])),
         "scale": "digits-mini, 10 users with 15 images each, width 1/16, 3 rounds, PGD-2",
         "versions": {package: version(package) for package in ("fedrbn", "torch")}
         | {"python": platform.python_version()},

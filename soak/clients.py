@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -168,11 +169,13 @@ def _struck(
 
 
 def _kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it has come to its end before
+        os.kill(pid, signal.SIGKILL)
 
 
 def _stop(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
 
 
 def _killed_workers(
@@ -189,7 +192,7 @@ def _killed_workers(
 def _hanging_workers(
     assembly: Assembly, state: ServerState, sent: list[Upload], tries: int, random: np.random.Generator
 ) -> Row:
-    plan = replace(assembly.plan, faults=FaultsConfig(deadline_seconds=10.0))
+    plan = replace(assembly.plan, faults=FaultsConfig(deadline_seconds=20.0))
     given_up = 0
     for _ in range(tries):
         after, report = _struck(assembly, plan, state, _stop, random)

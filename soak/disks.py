@@ -28,14 +28,14 @@ def rows(folder: Path, data: Data, tries: int, random: np.random.Generator) -> l
     expected, _ = reference(folder, data)
     wait(fork(partial(_stopping, folder / "half", data), folder / "log"))
     found = []
-    for name, harm in HARMS.items():
+    for name, (harm, happened) in HARMS.items():
         for number in range(tries):
             path = folder / f"{name.replace(' ', '-')}-{number}"
             shutil.copytree(folder / "half", path)
             harm(path, random)
             finish(path, data, folder)
             ensure_same(path, expected, name)
-        found.append(Row(name, tries, "found out, the one before it used, ended with the same bytes"))
+        found.append(Row(name, tries, f"{happened}; ended with the same bytes"))
     found.append(_full(folder, data, tries, expected, random))
     found.append(_read_only(tries))
     found += _foreign(folder, data, tries)
@@ -60,10 +60,10 @@ def _stopping(path: Path, data: Data) -> None:
     runs.run(experiment(), path, data=data, watcher=_Stop())
 
 
-def _change_byte(name: str, path: Path, random: np.random.Generator) -> None:
-    content = bytearray((path / name).read_bytes())
+def _change_bit(path: Path, random: np.random.Generator) -> None:
+    content = bytearray((path / "last.safetensors").read_bytes())
     content[int(random.integers(len(content)))] ^= 1 << int(random.integers(8))
-    (path / name).write_bytes(content)
+    (path / "last.safetensors").write_bytes(content)
 
 
 def _cut(path: Path, random: np.random.Generator) -> None:
@@ -78,11 +78,14 @@ def _cut_lines(path: Path, random: np.random.Generator) -> None:
         file.write(lines[-1][: int(random.integers(1, len(lines[-1])))])
 
 
-HARMS: dict[str, Harm] = {
-    "a bit of the last checkpoint changed": partial(_change_byte, "last.safetensors"),
-    "the last checkpoint cut off": _cut,
-    "the last checkpoint removed": lambda path, _: (path / "last.safetensors").unlink(),
-    "a line of the records cut off": _cut_lines,
+HARMS: dict[str, tuple[Harm, str]] = {
+    "a bit of the last checkpoint changed": (_change_bit, "found out, went on from the one before"),
+    "the last checkpoint cut off": (_cut, "found out, went on from the one before"),
+    "the last checkpoint removed": (
+        lambda path, _: (path / "last.safetensors").unlink(),
+        "went on from the one before",
+    ),
+    "a line of the records cut off": (_cut_lines, "dropped"),
 }
 
 

@@ -19,6 +19,8 @@ def piece(content: dict[str, Any]) -> str:
     made = f"`{content['made_by']}`, seed {content['seed']}; {content['scale']}"
     if "seconds" in content:
         made += f"; {content['seconds'] / 60:.0f} minutes"
+    if "processor_seconds" in content:
+        made += f", of which {content['processor_seconds'] / 60:.0f} of processor time"
     lines = [
         f"### {content['section']}",
         "",

@@ -213,6 +213,8 @@ def _explained(place: tuple[Any, ...], message: str, got: object) -> str:
     fields = Experiment.model_fields
     if section not in fields:
         return _unknown(section, fields, "section")
+    if key is None and detail != message:  # our own words: what one key of it stands for
+        return f"[{section}]: {detail}"
     if key is None:
         return f"[{section}]: got {_shown(got)}; expected a table of settings: [{section}] and key = value lines below."
     keys = fields[section].annotation.model_fields  # type: ignore[union-attr]

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -74,6 +74,26 @@ class DeviceEntry(BaseModel):
         if (self.macs_per_second is None) == (self.probe is None):
             raise ValueError(f"device {self.id!r} needs either macs_per_second or probe, and not both")
         return self
+
+
+class SpeedEntry(BaseModel):
+    """The speeds in a probe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    forward: float = Field(gt=0)
+    backward: float = Field(gt=0)
+    attack: float = Field(gt=0)
+
+
+class ProbeEntry(BaseModel):
+    """What fedrbn probe --json prints, as far as a plan needs it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    speed: SpeedEntry
+    memory: float | None = Field(default=None, gt=0)
+    bandwidth: float | None = Field(default=None, gt=0)
 
 
 class FleetEntry(BaseModel):
@@ -135,31 +155,34 @@ def read(path: Path) -> Fleet:
 
 
 def _devices(entry: DeviceEntry, folder: Path) -> list[Device]:
-    probed = _probe(folder / entry.probe) if entry.probe else {}
-    speeds = probed.get("speed") or dict.fromkeys(("forward", "backward", "attack"), entry.macs_per_second)
+    if entry.probe is None:
+        assumed = entry.macs_per_second
+        probed = ProbeEntry.model_validate({"speed": dict.fromkeys(("forward", "backward", "attack"), assumed)})
+    else:
+        probed = _probe(folder / entry.probe)
     names = [entry.id] if entry.count is None else [f"{entry.id}-{number}" for number in range(entry.count)]
     return [
         Device(
             id=name,
             domain=entry.domain,
             samples=entry.samples,
-            speed=Speed(**speeds),
-            memory=entry.memory or probed.get("memory"),
-            bandwidth=entry.bandwidth or probed.get("bandwidth"),
+            speed=Speed(**probed.speed.model_dump()),
+            memory=entry.memory or probed.memory,
+            bandwidth=entry.bandwidth or probed.bandwidth,
         )
         for name in names
     ]
 
 
-def _probe(path: Path) -> dict[str, Any]:
+def _probe(path: Path) -> ProbeEntry:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        Speed(**content["speed"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"got probe {path}, which cannot be used ({error!r}); expected what fedrbn probe --json prints."
-        ) from None
-    return dict(content)
+        return ProbeEntry.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        why = f"{'.'.join(str(part) for part in first['loc']) or 'content'}: {first['msg']}"
+    except (OSError, ValueError) as error:
+        why = str(error)
+    raise ConfigError(f"got probe {path}, which cannot be used ({why}); expected what fedrbn probe --json prints.")
 
 
 def measured_seconds(run: Path) -> dict[str, tuple[Duty, float]]:

@@ -13,6 +13,7 @@ from fedrbn.config import Experiment
 from fedrbn.federated.aggregation import Layout
 from fedrbn.federated.options import configure
 from fedrbn.federated.server import Plan
+from fedrbn.records import rounds
 from fedrbn.storage import RunDirectory
 from fedrbn.story import Story
 from fedrbn.types import Member
@@ -57,7 +58,7 @@ def beginning(directory: RunDirectory) -> Story:
 def look(directory: RunDirectory, start: Story) -> Sight:
     """How the run stands now. A line that is half written is left for the next look."""
     held = directory.held()  # asked first: what was written before it was let go is then seen below
-    story = start.after(directory.records("rounds.jsonl"))
+    story = start.after(rounds(directory))
     if directory.records("evaluations.jsonl"):
         return Sight(story, Phase.FINISHED)
     if held:

@@ -40,6 +40,7 @@ class _Round(BaseModel):
 
     round: int
     clients: dict[str, dict[str, float]]
+    validation: dict[str, float | None] | None = None
 
 
 def evaluations(directory: RunDirectory) -> list[dict[str, Any]]:

@@ -121,8 +121,13 @@ def predict(model: Shipped, images: Sequence[Path]) -> list[Prediction]:
     """What the model sees in image files: each is squeezed to the model's size, as training images were."""
     pixels = torch.stack([_pixels(image, model.card.image_shape) for image in images])
     with torch.no_grad():
-        probabilities = model.logits(pixels).softmax(1)
+        probabilities = model.logits(pixels).softmax(-1)
     names = model.card.classes
+    if probabilities.shape != (len(images), len(names)):
+        raise ModelFileError(
+            f"got answers of shape {tuple(probabilities.shape)} from the model; expected {len(names)} numbers for each "
+            f"of {len(images)} images, as its description says. Export it again."
+        )
     found = []
     for image, row in zip(images, probabilities, strict=True):
         top = row.topk(min(2, len(names)))
@@ -207,13 +212,16 @@ def _read_onnx(path: Path) -> Shipped:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     try:
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:  # onnxruntime has a dozen errors of its own, with no common parent
         raise ModelFileError(f"got {path}, which onnxruntime cannot read ({error}); expected an ONNX model.") from None
     card = _card(session.get_modelmeta().custom_metadata_map.get(KEY), path)
 
     def logits(pixels: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(["logits"], {"pixels": pixels.numpy()})[0])
+        try:
+            return torch.from_numpy(session.run(["logits"], {"pixels": pixels.numpy()})[0])
+        except Exception as error:  # as above: the file's graph may do something else than its description says
+            raise ModelFileError(f"got {path}, which cannot be run ({error}); expected pixels to logits.") from None
 
     return Shipped(card, logits)
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from fedrbn.data import AVAILABLE, load
-from fedrbn.data.images import decode, image_folder
+from fedrbn.data.images import decode, decode_all, image_folder
 from fedrbn.data.photographs import office_caltech10
 
 
@@ -248,3 +248,38 @@ def test_the_real_office_caltech10() -> None:
     assert tuple(len(domain.train) for domain in data.domains) == described.train
     assert tuple(len(domain.test) for domain in data.domains) == described.test
     assert len(data.classes) == 10
+
+
+def grey(value: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (9, 7), value).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_many_images_are_decoded_at_once_each_in_its_place() -> None:
+    """200 grey images, brighter by one each; `decode` one by one gives the same."""
+    names: list[str] = []
+
+    def read(row: int) -> tuple[bytes, str]:
+        names.append(f"image {row}")
+        return grey(row), names[-1]
+
+    filters = list(warnings.filters)
+    found = decode_all(200, read, 8)
+    assert warnings.filters == filters
+    assert found.shape == (200, 8, 8, 3)
+    assert (found == np.arange(200, dtype=np.uint8)[:, None, None, None]).all()
+    assert np.array_equal(found[7], decode(grey(7), "seventh", 8))
+    assert len(names) == 200
+
+
+def test_the_first_broken_image_ends_it_by_name_and_the_rest_is_left() -> None:
+    seen: list[int] = []
+
+    def read(row: int) -> tuple[bytes, str]:
+        seen.append(row)
+        return (b"no image" if row in {3, 5} else grey(row % 256)), f"image {row}"
+
+    with pytest.raises(ValueError, match="got image 3, which is no JPEG or PNG"):
+        decode_all(2000, read, 8)
+    assert len(seen) < 2000

@@ -110,14 +110,6 @@ def test_a_deployment_gives_the_weights_of_an_embedded_run(deployed: Fleet, tmp_
     assert record["samples_digest"] == here["samples_digest"]
 
 
-def test_logs_hold_no_secrets(deployed: Fleet) -> None:
-    keys = [path.read_text().splitlines()[1] for path in deployed.site.root.rglob("*.key")]
-    assert len(keys) == 6  # the authority's, the server's, and those of four nodes
-    written = "".join(path.read_text(errors="replace") for path in deployed.logs.iterdir())
-    assert "SuperNode" in written
-    assert not [key for key in ("PRIVATE KEY", *keys) if key in written]
-
-
 def guest(deployed: Fleet, folder: Path) -> Site:
     """Another site, with an authority and a node of its own, whose node calls at the deployment's server."""
     (port,) = free_ports(1)
@@ -137,9 +129,9 @@ def refused(site: Site) -> str:
 def test_an_unregistered_key_is_refused(deployed: Fleet, tmp_path: Path) -> None:
     site = guest(deployed, tmp_path / "guest")
     shutil.copy(deployed.site.authority / "ca.crt", site.node("guest") / "ca.crt")
-    online = deployed.online()
+    until(lambda: deployed.online() == len(NODES))
     assert "Failed to activate SuperNode" in refused(site)
-    assert deployed.online() == online
+    assert deployed.online() == len(NODES)
 
 
 def test_a_server_with_a_certificate_of_another_authority_is_refused(deployed: Fleet, tmp_path: Path) -> None:
@@ -228,6 +220,14 @@ def test_dropouts(deployed: Fleet) -> None:
     image = torch.rand(1, 3, 28, 28, generator=torch.Generator().manual_seed(1))
     for client in (*survivors, "street-0"):  # the one that was lost has a network too
         assert trained.client(client)(image).isfinite().all()
+
+
+def test_logs_hold_no_secrets(deployed: Fleet) -> None:
+    keys = [path.read_text().splitlines()[1] for path in deployed.site.root.rglob("*.key")]
+    assert len(keys) == 6  # the authority's, the server's, and those of four nodes
+    written = "".join(path.read_text(errors="replace") for path in deployed.logs.iterdir())
+    assert "RegisterNode" in written
+    assert not [key for key in ("PRIVATE KEY", *keys) if key in written]
 
 
 def suitable_deadline(site: Site) -> float:

@@ -93,6 +93,7 @@ def test_processes_give_the_answers_of_the_serial_executor(pool: Execute) -> Non
             {(name, key): value.tolist() for name in WHO for key, value in results[name].correct.items()}  # type: ignore[union-attr]
         )
     assert answers[0] == answers[1]
+    assert list(answers[0]) == list(answers[1]), "in the order that tables show them"
     assert {len(value) for value in answers[0].values()} == {7}, "all seven test images of every client"
     assert len({tuple(value) for value in answers[0].values()}) > 1
 

@@ -168,3 +168,14 @@ def test_estimates_keep_the_dtype_and_do_not_share_memory() -> None:
     assert first.dtype == torch.float32
     first.zero_()
     assert second.tolist() == [10.0, 0.0]
+
+
+def test_more_receivers_than_a_block_get_what_they_would_get_alone() -> None:
+    """2,050 receivers are three blocks, the last of two; every second one is like q instead of k."""
+    receivers = [f"r{i}" for i in range(2050)]
+    personal = PERSONAL | {name: PERSONAL["q" if i % 2 else "k"] for i, name in enumerate(receivers)}
+    found = propagate(personal, receivers, ["p", "q"], LAYERS, Propagation(temperature=0.1))
+    assert list(found) == receivers
+    for i in (0, 1, 1023, 1024, 2047, 2048, 2049):
+        alone = propagate(personal, [receivers[i]], ["p", "q"], LAYERS, Propagation(temperature=0.1))[receivers[i]]
+        torch.testing.assert_close(found[receivers[i]], alone)

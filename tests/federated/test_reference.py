@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from fedrbn import PGD
 from fedrbn.config import TrainConfig
 from fedrbn.data.samples import Client, Samples
-from fedrbn.federated.aggregation import Local, layout
+from fedrbn.federated.aggregation import layout
 from fedrbn.federated.client import batches, steps_per_epoch
 from fedrbn.federated.executors import Site, serial
-from fedrbn.federated.methods import METHODS, Method, fedrbn, fedrbn_noprop
+from fedrbn.federated.methods import METHODS, FineTuning, Method, fedrbn, fedrbn_noprop
 from fedrbn.federated.objectives import Calibrated
 from fedrbn.federated.server import Plan, federate, initial_state
 from fedrbn.nets.dual_bn import DualNet, batch_norms
@@ -197,7 +197,10 @@ def test_two_rounds_without_calibration_differ_from_those_with_it(size: int) -> 
 def test_every_method_gives_the_same_with_and_without_fast_kernels(name: str, sizes: tuple[int, int]) -> None:
     clients = [client(0, Role.AT, sizes[0], 3), client(1, Role.ST, sizes[1], 3)]
     build, method = network(3, 4, 6, pool=True, seed=1), METHODS[name](PGD(steps=2))
+    if method.fine_tuning is not None:
+        method = replace(method, fine_tuning=FineTuning(iterations=4))  # rounding errors grow over hundreds of steps
     quick, plain = (state_after(build, clients, method, 4, kernels) for kernels in (fast, lambda net: net))
-    assert not torch.equal(quick.shared["network.8.weight"], build()[8].weight) or method.local is Local.EVERYTHING
+    trained = (quick.shared | quick.personal["c1"])["network.8.weight"]
+    assert not torch.equal(trained, build()[8].weight)
     for ours, theirs in ((quick.shared, plain.shared), (quick.personal, plain.personal)):
         torch.testing.assert_close(ours, theirs, **CLOSE)

@@ -12,3 +12,4 @@ def warm_up() -> None:
     """Train the run that is damaged, and with it draw the embedded digits: cases only read these."""
     trained.original()
     trained.model(".safetensors")
+    trained.model(".onnx")

@@ -7,6 +7,7 @@ import math
 import os
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fedrbn.storage import RunDirectory, StorageError
 from fuzz import trained
 from fuzz.bombs import chunk, npy_header
 from fuzz.cases import REFUSED, command
+from fuzz.configs import FLEET, PROBE, as_toml
 from fuzz.files import digits_npz
 from fuzz.trained import CLIENT, damaged, original
 
@@ -216,6 +218,15 @@ class TestModelFiles:
         with pytest.raises(ModelFileError, match=USABLE):
             shipped.read(tmp_path / "m.safetensors")
 
+    def test_a_model_that_answers_otherwise_than_its_card_says(self, tmp_path: Path) -> None:
+        (tmp_path / "m.safetensors").write_bytes(trained.model(".safetensors"))
+        (tmp_path / "x.png").write_bytes(trained.picture())
+        model = shipped.read(tmp_path / "m.safetensors")
+        for answer in (torch.zeros(1, 11), torch.zeros(10), torch.zeros(2, 10)):
+            other = replace(model, logits=lambda _, answer=answer: answer)
+            with pytest.raises(ModelFileError, match=USABLE):
+                shipped.predict(other, [tmp_path / "x.png"])
+
     def test_a_trusted_file_that_is_no_archive(self, tmp_path: Path) -> None:
         (tmp_path / "m.pt2").write_bytes(b"PK\3\4 nothing")
         with pytest.raises(ModelFileError, match=USABLE):
@@ -223,6 +234,17 @@ class TestModelFiles:
 
 
 class TestFleets:
+    @pytest.mark.parametrize(
+        "change",
+        [{"memory": [1]}, {"memory": "x"}, {"bandwidth": -1}, {"speed": {"forward": "nan"}}, {"speed": 3}],
+        ids=repr,
+    )
+    def test_a_probe_that_measured_something_else(self, change: dict[str, Any], tmp_path: Path) -> None:
+        (tmp_path / "laptop.json").write_text(json.dumps(PROBE | change))
+        (tmp_path / "f.toml").write_bytes(as_toml(FLEET))
+        with pytest.raises(ConfigError, match=USABLE):
+            fleet.read(tmp_path / "f.toml")
+
     @pytest.mark.parametrize(
         "change",
         [{"image_shape": [3, 10**6, 10**6]}, {"classes": 10**9}, {"count": 10**9}, {"image_shape": [3, -1, 28]}],

@@ -153,6 +153,16 @@ def try_against(given: tuple[str, bytes | str], folder: Path) -> str:
     )
 
 
+def try_watch(given: tuple[str, bytes | str], folder: Path) -> str:
+    return command("watch", str(damaged(given, folder)), "--every", "0.1")
+
+
+def try_report(given: tuple[str, bytes | str], folder: Path) -> str:
+    return command(
+        "report", str(damaged(given, folder)), "--no-images", "--no-checks", "--out", str(folder / "page.html")
+    )
+
+
 def try_client_id(given: tuple[str, str], folder: Path) -> None:
     """A client whose id is a path: what it remembers is kept inside the store, or it is refused."""
     client, text = given
@@ -186,6 +196,16 @@ def try_model(suffix: str) -> Callable[[bytes, Path], None]:
     return attempt
 
 
+@st.composite
+def another_onnx(draw: st.DrawFn, content: bytes) -> bytes:
+    """An ONNX file with its beginning, its end or anything changed: in the middle are mostly weights."""
+    edge = 4000
+    where = draw(st.sampled_from(["begins", "ends", "anywhere"]))
+    if where == "begins":
+        return draw(mutated(content[:edge])) + content[edge:]
+    return content[:-edge] + draw(mutated(content[-edge:])) if where == "ends" else draw(mutated(content))
+
+
 def try_picture(content: bytes, folder: Path) -> str:
     (folder / "m.safetensors").write_bytes(model(".safetensors"))
     (folder / "x.png").write_bytes(content)
@@ -204,6 +224,8 @@ SUBJECTS = [
     Subject("run directory: resume", st.deferred(lambda: damage(passive)), try_resume, weight=1),
     Subject("run directory: evaluate", st.deferred(lambda: damage(passive)), try_evaluate, weight=1),
     Subject("run directory: against", st.deferred(lambda: damage(passive)), try_against, weight=1),
+    Subject("run directory: watch", st.deferred(lambda: damage(FILES)), try_watch, weight=3),
+    Subject("run directory: report", st.deferred(lambda: damage(FILES)), try_report, weight=2),
     Subject("client ids: memory", st.tuples(ids, ids), try_client_id, weight=10),
     Subject("client ids: export", arguments, try_exported_client, weight=2),
     Subject(
@@ -211,6 +233,7 @@ SUBJECTS = [
         st.deferred(lambda: another_safetensors(model(".safetensors"))),
         try_model(".safetensors"),
     ),
+    Subject("model file: ONNX", st.deferred(lambda: another_onnx(model(".onnx"))), try_model(".onnx"), weight=5),
     Subject("model file: pt2 without trust", st.binary(max_size=40), try_model(".pt2"), weight=1),
     Subject("command line: predict", mutated(picture()), try_picture, weight=2),
 ]

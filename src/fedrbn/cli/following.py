@@ -26,12 +26,13 @@ def watch(
     A finished run shows its evaluation. Exit code 1 if the run is not finished and nobody is training it.
     """
     from fedrbn.following import Phase
+    from fedrbn.records import evaluations
     from fedrbn.storage import RunDirectory
     from fedrbn.tables import evaluation_table
 
     last = show_until_end(directory, every)
     if last.phase is Phase.FINISHED:
-        console().print(evaluation_table(RunDirectory.open(directory).records("evaluations.jsonl")[0]))
+        console().print(evaluation_table(evaluations(RunDirectory.open(directory))[0]))
         return
     reason = f" ({last.cause})" if last.cause else ""
     say(

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +22,13 @@ from fedrbn.data.imaging import to_channels_first
 from fedrbn.data.room import empty_images
 from fedrbn.data.samples import DataSet, Domain, Samples
 from fedrbn.data.split import stratified
+from fedrbn.hardware import cores
 
 SIZE = 256
 MOST_PIXELS = 50_000_000
 """Larger images are refused before they are decoded: a small file can unpack to gigabytes."""
+_MOST_THREADS = 8
+"""Each may hold one of the largest images: 150 MB."""
 TEST_SHARE = 0.2
 SPLIT_SEED = 0
 SUFFIXES = {".jpg", ".jpeg", ".png"}
@@ -39,18 +45,46 @@ def image_folder(root: Path, image_size: int | None = None) -> DataSet:
 
 def decode(source: Path | bytes, name: str, size: int | None) -> NDArray[np.uint8]:
     """One JPEG or PNG as uint8 RGB [height, width, 3], squeezed to size x size unless that is None; errors name it."""
+    with _only_errors():
+        return _decoded(source, name, size)
+
+
+def decode_all(count: int, read: Callable[[int], tuple[Path | bytes, str]], size: int) -> NDArray[np.uint8]:
+    """So many images [count, size, size, 3]; `read` gives source and name of each, as `decode` takes them.
+
+    As many threads as cores work at once, because Pillow decodes outside Python's lock. Beside the result there is one
+    unpacked image per thread in memory, however many files there are.
+    """
+    images = empty_images(count, size)
+
+    def place(row: int) -> None:
+        images[row] = _decoded(*read(row), size)
+
+    with _only_errors(), ThreadPoolExecutor(min(cores(), _MOST_THREADS)) as pool:
+        for _ in pool.map(place, range(count)):  # the first error, in the order of the files, ends it
+            pass
+    return images
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    """Within this block Pillow's remarks about metadata are not heard. For all threads: filters are the process's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+def _decoded(source: Path | bytes, name: str, size: int | None) -> NDArray[np.uint8]:
     if isinstance(source, Path) and not is_regular(source):
         raise ValueError(f"got {name}, which is not a file; expected a JPEG or PNG. Remove or replace it.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # remarks about metadata; what matters is an error
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            # Only these two decoders: a file is what its content says, and Pillow knows formats that run programs.
-            file = source if isinstance(source, Path) else io.BytesIO(source)
-            with Image.open(file, formats=("JPEG", "PNG")) as image:
-                _check_header(image, name)
-                colour = image.convert("RGB")
-                square = colour if size is None else colour.resize((size, size), Image.Resampling.BILINEAR)
+        # Only these two decoders: a file is what its content says, and Pillow knows formats that run programs.
+        file = source if isinstance(source, Path) else io.BytesIO(source)
+        with Image.open(file, formats=("JPEG", "PNG")) as image:
+            _check_header(image, name)
+            colour = image.convert("RGB")
+            square = colour if size is None else colour.resize((size, size), Image.Resampling.BILINEAR)
     except _Refused:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -141,9 +175,7 @@ def _samples(folder: Path, classes: tuple[str, ...], size: int) -> Samples:
     files = [(path, label) for label, name in enumerate(classes) for path in image_files(folder / name)]
     if not files:
         raise ValueError(f"got no images below {folder}; expected {_LAYOUT}.")
-    images = empty_images(len(files), size)
-    for row, (path, _) in enumerate(files):
-        images[row] = decode(path, str(path), size)
+    images = decode_all(len(files), lambda row: (files[row][0], str(files[row][0])), size)
     return Samples(to_channels_first(images), torch.tensor([label for _, label in files]))
 
 

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedrbn.data.images import SIZE, decode, split_domain
+from fedrbn.data.images import SIZE, decode_all, split_domain
 from fedrbn.data.imaging import to_channels_first
 from fedrbn.data.official import DOMAINNET_DOMAINS, OFFICE_DOMAINS
 from fedrbn.data.prepared import prepared_folder, read_archive
-from fedrbn.data.room import empty_images
 from fedrbn.data.samples import DataSet, Domain, Samples
 
 _ARRAYS = ("jpeg_data", "offsets", "labels", "class_names")
@@ -71,10 +70,11 @@ def _archive(path: Path, wanted: tuple[str, ...]) -> dict[str, NDArray[Any]]:
 
 def _domain(name: str, arrays: dict[str, NDArray[Any]], size: int) -> Domain:
     data, offsets, labels = arrays["jpeg_data"], arrays["offsets"], arrays["labels"].astype(np.int64)
-    images = empty_images(len(labels), size)
-    for row in range(len(labels)):
-        content = data[offsets[row] : offsets[row + 1]].tobytes()
-        images[row] = decode(content, f"image {row} of {name}.npz", size)
+
+    def read(row: int) -> tuple[bytes, str]:
+        return data[offsets[row] : offsets[row + 1]].tobytes(), f"image {row} of {name}.npz"
+
+    images = decode_all(len(labels), read, size)
     samples = Samples(to_channels_first(images), torch.from_numpy(labels))
     if "test" not in arrays:
         return split_domain(name, samples)

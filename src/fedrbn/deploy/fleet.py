@@ -93,11 +93,8 @@ class Fleet:
 
     def status(self, run: str) -> str:
         """What the SuperLink says about a run: `running`, `finished:completed`, `finished:failed`, …"""
-        return str(self._facts(run)["status"])
-
-    def traffic(self, run: str) -> dict[str, int]:
-        """Bytes of a run that went into the SuperLink and out of it."""
-        return {name: int(count) for name, count in self._facts(run)["network-traffic"].items()}
+        answer = self._json("flwr.sh", "list", "site", "--run-id", run)
+        return str(answer["runs"][0]["status"])
 
     def online(self) -> int:
         """How many registered nodes the SuperLink has heard of lately."""
@@ -136,10 +133,6 @@ class Fleet:
             processes.stop([one for one in chosen if one.name != SUPERLINK])
         finally:
             processes.stop([one for one in chosen if one.name == SUPERLINK])
-
-    def _facts(self, run: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._json("flwr.sh", "list", "site", "--run-id", run)["runs"][0]
-        return found
 
     def _launch(self, name: str, script: Path, *arguments: str) -> Running:
         command = ["/bin/sh", str(script), *arguments]

@@ -6,7 +6,7 @@
 k is a receiver (ST), j a donor (AT), and the similarity is between their *clean* statistics. The paper prints a further
 1/|S| in Eq. 3; the weights already sum to one, so it is not applied. The α of a donor that has missed rounds is
 multiplied by its `Standing.fading`, and the row brought back to sum to one. Everything is a product of matrices
-receivers × donors, linear in the number of clients.
+receivers × donors, for a block of receivers at a time: linear in the number of clients, in memory that is not.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from torch import Tensor
 from fedrbn.federated.donors import Guard
 from fedrbn.nets.dual_bn import BNNames
 from fedrbn.types import Branch, Tensors
+
+_BLOCK = 1024
+"""Receivers at a time: what is held beside the statistics themselves does not grow with the number of clients."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,21 @@ def propagate(
 
     With a separate affine that is kept local, the donors' w, b of BN_a are averaged with the same weights.
     """
-    if not receivers or not donors:
-        return {}
+    estimates: dict[str, Tensors] = {}
+    for start in range(0, len(receivers) if donors else 0, _BLOCK):
+        some = receivers[start : start + _BLOCK]
+        estimates |= _estimated(personal, some, donors, batch_norms, propagation, standing)
+    return estimates
+
+
+def _estimated(
+    personal: Mapping[str, Tensors],
+    receivers: Sequence[str],
+    donors: Sequence[str],
+    batch_norms: Sequence[BNNames],
+    propagation: Propagation,
+    standing: Standing,
+) -> dict[str, Tensors]:
     alpha = propagation.weights(personal, receivers, donors, batch_norms, standing)
     alpha = propagation.guard.weights(alpha, personal, receivers, donors, batch_norms)
     estimates: dict[str, Tensors] = {receiver: {} for receiver in receivers}

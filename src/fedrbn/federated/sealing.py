@@ -20,15 +20,17 @@ def sealed(message: Any) -> Any:
     name = _SMALL.get(type(message))
     if name is None:
         return message
-    return replace(message, **{name: {}}), to_bytes(getattr(message, name))
+    tensors = getattr(message, name)
+    return replace(message, **{name: {}}), tuple(tensors), to_bytes(tensors)
 
 
 def opened(sealed: Any) -> Any:
-    """The message that `sealed` closed."""
+    """The message that `sealed` closed, its tensors in the order they had: tables show columns in that order."""
     if not isinstance(sealed, tuple):
         return sealed
-    message, content = sealed
-    return replace(message, **{_SMALL[type(message)]: from_bytes(content)})
+    message, order, content = sealed
+    tensors = from_bytes(content)
+    return replace(message, **{_SMALL[type(message)]: {name: tensors[name] for name in order}})
 
 
 def in_shared_memory(tensors: Tensors) -> Tensors:

@@ -58,16 +58,14 @@ class Sgd:
         """See `Training`."""
         weights = trained(net)
         start = [weight.detach().clone() for weight in weights] if self.proximal else []
-        optimizer = torch.optim.SGD(weights, lr=lr)
         losses = Losses()
-        for x, y in batches:
-            optimizer.zero_grad()
-            losses.add(objective(net, x, y, generator))
+        for batch in batches:
+            losses.add(_gradient(net, batch, objective, generator))
             with torch.no_grad():
                 for weight, origin in zip(weights, start, strict=False):
                     if weight.grad is not None:
                         weight.grad.add_(weight - origin, alpha=self.proximal)
-            optimizer.step()
+            _descend(weights, lr)
         return memory, losses.mean()
 
 
@@ -142,6 +140,7 @@ def _gradient(net: DualNet, batch: Batch, objective: Objective, generator: Gener
 
 @torch.no_grad()
 def _descend(weights: list[nn.Parameter], rate: float) -> None:
+    """A step of SGD. Making the first `torch.optim` optimizer imports a compiler, for seconds in every worker."""
     for weight in weights:
         if weight.grad is not None:
             weight.sub_(weight.grad, alpha=rate)

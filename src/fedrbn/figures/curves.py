@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedrbn import records
 from fedrbn.figures import style
 from fedrbn.figures.sources import FigureError, Request, Results, cell_runs, described, results, run_names
 from fedrbn.figures.style import End, Mark
@@ -29,8 +30,8 @@ class Curve:
 
 def scores(path: Path) -> dict[int, float]:
     """The validation score in % after each round that was validated."""
-    records = RunDirectory.open(path).records("rounds.jsonl")
-    validated = {record["round"]: (record.get("validation") or {}).get("score") for record in records}
+    found = records.rounds(RunDirectory.open(path))
+    validated = {record["round"]: (record.get("validation") or {}).get("score") for record in found}
     return {number: 100 * score for number, score in validated.items() if score is not None}
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrbn.config import Experiment
+from fedrbn.records import evaluations, rounds
 from fedrbn.reproduce import divergence
 from fedrbn.storage import RunDirectory
 
@@ -52,13 +53,13 @@ def evaluation(path: Path) -> dict[str, Any] | None:
     """The record of the evaluation that ended the training; None if it is not finished."""
     if not (path / "config.toml").is_file():
         return None
-    records = RunDirectory.open(path).records("evaluations.jsonl")
+    records = evaluations(RunDirectory.open(path))
     return records[0] if records else None
 
 
 def under_attacks(path: Path, attacks: Sequence[str]) -> dict[str, Any] | None:
     """The record of an evaluation with all of these attacks; None if there is none yet."""
-    records = RunDirectory.open(path).records("evaluations.jsonl")
+    records = evaluations(RunDirectory.open(path))
     return next((record for record in records[1:] if set(attacks) <= record["attacks"].keys()), None)
 
 
@@ -72,7 +73,7 @@ def _under_attack(path: Path, attack: str, attacks: Sequence[str]) -> float | No
 
 def _validation(path: Path, share: float) -> float | None:
     """The newest score by the round in which this share of the rounds is finished."""
-    records = RunDirectory.open(path).records("rounds.jsonl")
+    records = rounds(RunDirectory.open(path))
     last = math.ceil(share * records[-1]["round"] - 1e-9) if records else 0  # 0.1 has no exact float
     scores: list[float] = [
         record["validation"]["score"]

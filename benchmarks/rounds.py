@@ -1,0 +1,259 @@
+"""Seconds of whole rounds: the plain loop of reference.py against the package's federation in two workers.
+
+The paper's Digits network, batch 32 and λ = 0.5; ten users of 111 images (random pixels), two of them AT. Three ways
+take turns: the plain loop with PyTorch's default threads, the plain loop in two single-threaded workers, and ours in
+two workers through `federate` and the `processes` executor. Also what a round costs beside the clients' own work, and
+how long a worker takes to start. Writes rounds.json.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from measuring import Row, matrix_rate, show
+from reference import Reference, User, finish, norm_state, update, weights, whole_round
+from steps import PRODUCTS
+from torch import Generator, Tensor
+
+from fedrbn import PGD
+from fedrbn.config import TrainConfig
+from fedrbn.data.samples import Client, Samples
+from fedrbn.federated.aggregation import layout
+from fedrbn.federated.client import batches, steps_per_epoch
+from fedrbn.federated.executors import Site, processes
+from fedrbn.federated.methods import fedrbn
+from fedrbn.federated.objectives import Objective
+from fedrbn.federated.server import Plan, federate, initial_state
+from fedrbn.federated.training import Batch, Sgd
+from fedrbn.hardware import cores
+from fedrbn.nets import build
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.fast import fast, in_precision
+from fedrbn.types import Evaluate, Member, Role, Tensors
+
+USERS, AT, IMAGES, BATCH, LAM, LR, WORKERS = 10, 2, 111, 32, 0.5, 0.01, 2
+STEPS = steps_per_epoch(IMAGES, BATCH)
+
+
+def network() -> torch.nn.Sequential:
+    """The paper's Digits network."""
+    return build("digits", 10, 1.0, (3, 28, 28), seed=1)
+
+
+def samples(number: int) -> Samples:
+    """A user's random pixels."""
+    random = torch.Generator().manual_seed(number)
+    images = torch.randint(0, 256, (IMAGES, 3, 28, 28), generator=random, dtype=torch.uint8)
+    return Samples(images, torch.arange(IMAGES) % 10)
+
+
+def order(user: int) -> list[Tensor]:
+    """A user's batches."""
+    return list(batches(IMAGES, BATCH, STEPS, torch.Generator().manual_seed(user)))
+
+
+def plain_users() -> list[User]:
+    """The users of the plain loop; BN_a of everybody is filled, as after a first round."""
+    own = norm_state(network())
+    return [User(i < AT, *samples(i).pixels(slice(None)), dict(own), dict(own)) for i in range(USERS)]
+
+
+@contextmanager
+def plain_loop() -> Iterator[Callable[[], None]]:
+    """Users one after another in a process of its own with PyTorch's default threads."""
+    line, theirs = mp.get_context("spawn").Pipe()
+    process = mp.get_context("spawn").Process(target=_loop, args=(theirs,), daemon=True)
+    process.start()
+    line.recv()
+
+    def play() -> None:
+        line.send("go")
+        line.recv()
+
+    yield play
+    line.send(None)
+    process.join(timeout=10)
+
+
+def _loop(line: Any) -> None:
+    torch.set_num_threads(cores())
+    reference, users = Reference(network(), network(), LR), plain_users()
+    theta = weights(reference.clean)
+    line.send("ready")
+    while line.recv() is not None:
+        theta = whole_round(reference, theta, users, order, lambda i: torch.Generator().manual_seed(i), LAM)
+        line.send("done")
+
+
+_OWN: list[Reference] = []
+"""The networks of a worker of the plain loop."""
+
+
+def _start() -> None:
+    torch.set_num_threads(1)
+    _OWN.append(Reference(network(), network(), LR))
+
+
+def _train(task: tuple[dict[str, Tensor], User, int]) -> tuple[dict[str, Tensor], ...]:
+    theta, user, number = task
+    return update(_OWN[0], theta, user, order(number), torch.Generator().manual_seed(number), LAM)
+
+
+@contextmanager
+def plain_workers() -> Iterator[Callable[[], None]]:
+    """The same loop by a pool of two workers with one thread each."""
+    users, theta = plain_users(), weights(network())
+    with mp.get_context("spawn").Pool(WORKERS, _start) as pool:
+
+        def play() -> None:
+            nonlocal theta
+            results = pool.map(_train, [(theta, user, i) for i, user in enumerate(users)], chunksize=1)
+            theta = finish(users, results)
+
+        yield play
+
+
+@dataclass(frozen=True)
+class Timed:
+    """SGD that gives the CPU seconds it took in place of the mean loss, which is how they reach the server."""
+
+    def __call__(
+        self,
+        net: DualNet,
+        batches: Iterator[Batch],
+        objective: Objective,
+        *,
+        lr: float,
+        memory: Tensors,
+        generator: Generator,
+    ) -> tuple[Tensors, float]:
+        """See `fedrbn.federated.training.Training`."""
+        started = time.process_time()
+        remembered, _ = Sgd()(net, batches, objective, lr=lr, memory=memory, generator=generator)
+        return remembered, time.process_time() - started
+
+
+@dataclass
+class Ours:
+    """A federation of the package in two workers, a round at a time."""
+
+    play: Callable[[], None]
+    client_seconds: list[float]
+    """CPU seconds of all clients' training, per round."""
+    started: float
+    """Seconds that both workers took to answer for the first time."""
+
+
+@contextmanager
+def our_workers(precision: torch.dtype | None = None) -> Iterator[Ours]:
+    """`federate` with the `processes` executor and the fast network."""
+    method = replace(fedrbn(PGD()), training=Timed())
+    net = method.network(network())
+    members = tuple(Member(f"u{i}", "d", Role.AT if i < AT else Role.ST, IMAGES) for i in range(USERS))
+    clients = {m.id: Client(m.id, "d", m.role, samples(i), samples(i), samples(i)) for i, m in enumerate(members)}
+    plan = Plan(members, method, layout(net, method.local), TrainConfig(rounds=1000, batch_size=BATCH, lr=LR), seed=1)
+    site = Site(clients, in_precision(fast(net), precision))
+    started = time.perf_counter()
+    with processes(site, WORKERS) as execute:
+        state = initial_state(net, plan)
+        hello = [Evaluate(m.id, state.personal[m.id], "test", (), limit=1) for m in members[:WORKERS]]
+        list(execute(plan.round(state), hello))
+        waited = time.perf_counter() - started
+        rounds = federate(state, plan, execute)
+        spent: list[float] = []
+
+        def play() -> None:
+            _, report = next(rounds)
+            spent.append(sum(metrics["loss"] for metrics in report.clients.values()))
+
+        yield Ours(play, spent, waited)
+
+
+def family_seconds() -> float:
+    """CPU seconds so far of this process and its children that are alive (Linux)."""
+    tick = os.sysconf("SC_CLK_TCK")
+    total = time.process_time()
+    for child in multiprocessing.active_children():
+        fields = Path(f"/proc/{child.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / tick
+    return total
+
+
+@dataclass(frozen=True)
+class Took:
+    """One round: seconds on the clock, and of all cores together."""
+
+    wall: float
+    cpu: float
+
+
+def timed(play: Callable[[], None]) -> Took:
+    """Play one round."""
+    wall, cpu = time.perf_counter(), family_seconds()
+    play()
+    return Took(time.perf_counter() - wall, family_seconds() - cpu)
+
+
+def main(repeats: int = 3) -> None:
+    """Measure and print."""
+    torch.set_num_threads(1)
+    rate = matrix_rate()
+    with plain_loop() as loop, plain_workers() as pool, our_workers() as ours, our_workers(torch.bfloat16) as halved:
+        ways = {"plain, default threads": loop, "plain, two workers": pool, "ours": ours.play, "bfloat16": halved.play}
+        for play in (*ways.values(), ours.play, halved.play):  # the first round of ours has no donors yet
+            play()
+        taken = [{name: timed(play) for name, play in ways.items()} for _ in range(repeats)]
+        work = statistics.median(ours.client_seconds[-repeats:])
+    wall = {name: statistics.median(each[name].wall for each in taken) for name in ways}
+    cpu = {name: statistics.median(each[name].cpu for each in taken) for name in ways}
+    arithmetic = 2 * IMAGES * (AT * PRODUCTS["AT"] + (USERS - AT) * PRODUCTS["PNC"]) / rate / WORKERS
+    rows = [
+        Row("whole rounds, times the plain loop with default threads", wall[first] / wall["ours"], "x", 1.8)
+        if first == "plain, default threads"
+        else Row("whole rounds, times the plain loop in two workers", wall[first] / wall["ours"], "x", 1.4)
+        for first in ("plain, default threads", "plain, two workers")
+    ]
+    rows += [
+        Row(
+            "the same in CPU seconds (for a busy machine), default threads",
+            cpu["plain, default threads"] / cpu["ours"],
+            "x",
+        ),
+        Row("the same in CPU seconds, two workers", cpu["plain, two workers"] / cpu["ours"], "x"),
+        Row("share of the machine's matrix rate, by the clock", arithmetic / wall["ours"], "", 0.85),
+        Row("share of the machine's matrix rate, by CPU seconds", WORKERS * arithmetic / cpu["ours"], ""),
+        Row("CPU seconds outside client work, share of a round", 1 - work / cpu["ours"], "", 0.05, "less"),
+        Row("start-up of two workers at once, until they answer", ours.started, "s", 3.0, "less"),
+        Row(
+            "whole rounds in bfloat16, times the plain loop in two workers",
+            wall["plain, two workers"] / wall["bfloat16"],
+            "x",
+        ),
+    ]
+    show(
+        f"Whole rounds ({USERS} users of {IMAGES} images, {AT} AT, λ = {LAM}, batch {BATCH}; {WORKERS} workers)",
+        rows,
+        Path(__file__).with_suffix(".json"),
+        wall_seconds=wall,
+        cpu_seconds=cpu,
+        client_cpu_seconds=work,
+        arithmetic_seconds=arithmetic,
+        gigaflops=rate / 1e9,
+    )
+    for name in ways:
+        print(f"  {name:<24} {wall[name]:6.2f} s wall {cpu[name]:6.2f} s CPU")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:2]))
