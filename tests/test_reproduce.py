@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedrbn.assembly import resolved
 from fedrbn.cli import app
 from fedrbn.cli.reproducing import duration, folder_name
 from fedrbn.config import ConfigError, Experiment, FirstDomains
@@ -183,7 +184,7 @@ def test_scaling_by_hand() -> None:
     small = scaled(whole, SCALES["cpu"])
     # 300 rounds / 10; ten validations in 30 rounds; 0.3 / 3 of the images; 0.01 · 10, for which PNC has to be clipped
     assert (small.train.rounds, small.train.validate_every, small.train.lr) == (30, 3, 0.1)
-    assert (whole.method.clip, small.method.clip) == (None, 10)
+    assert (resolved(whole).method.clip, small.method.clip) == ("off", 10)
     assert small.federation.fraction == pytest.approx(0.1)
     assert (small.train.batch_size, small.train.local_epochs) == (10, 8)
     assert small.model.width == 0.5

@@ -140,7 +140,9 @@ def test_curves_are_means_over_seeds(with_numbers: WithNumbers, tmp_path: Path, 
         path.mkdir(parents=True)
         (path / "config.toml").write_bytes((trained / "config.toml").read_bytes())
         for number, score in enumerate(scores, start=1):
-            RunDirectory.open(path).append("rounds.jsonl", {"round": number, "clients": {}, "validation": {"score": score}})
+            RunDirectory.open(path).append(
+                "rounds.jsonl", {"round": number, "clients": {}, "validation": {"score": score}}
+            )
     (found,) = curves.store_curves(request, results(request, "convergence")).values()
     assert found.rounds == (1, 2)
     assert found.mean == pytest.approx((30, 60))
