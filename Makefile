@@ -45,8 +45,11 @@ lint: $(READY) ## Ruff and strict mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY) ## Speed of training steps and of evaluation against plain loops and libraries, as ratios
+bench: $(READY) ## Speed against plain loops and libraries, growth, and a profile: targets and what was reached (10 minutes)
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/profiling.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/flower.py
 

@@ -1,0 +1,57 @@
+"""What the machine offers, and clear words where it does not have what was asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedrbn.assembly import assemble
+from fedrbn.config import Experiment
+from fedrbn.federated.server import federate, initial_state
+from fedrbn.hardware import pick_device, pick_precision
+
+CPU = torch.device("cpu")
+TINY = {
+    "federation": {"users_per_domain": 1, "fraction": 0.02, "at": 1.0},
+    "data": {"domains": ("plain",)},
+    "model": {"width": 0.05},
+    "train": {"rounds": 1},
+}
+
+
+def test_float32_is_no_special_precision() -> None:
+    assert pick_precision(None, CPU) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has an accelerator, and may have bfloat16")
+def test_bfloat16_is_refused_where_the_device_has_no_instructions_for_it() -> None:
+    with pytest.raises(ValueError, match=r"run\.precision = 'bfloat16' on a cuda without .*Leave run\.precision out"):
+        pick_precision("bfloat16", torch.device("cuda"))
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    there = torch.cuda.is_available() if device == "cuda" else torch.backends.mps.is_available()
+    if there:
+        pytest.skip(f"this machine has {device}")
+    with pytest.raises(ValueError, match=f"run.device = '{device}'.*Use run.device = 'cpu' or 'auto'"):
+        pick_device(device)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bfloat16 instructions"
+)
+def test_a_run_in_bfloat16_trains_float32_weights_to_about_the_same_place() -> None:
+    """One AT client's first update, in both precisions: near each other, not equal, and float32 for the server."""
+    found = []
+    for precision in (None, "bfloat16"):
+        experiment = Experiment.model_validate(TINY | {"run": {"workers": 1, "precision": precision}})
+        made = assemble(experiment)
+        with made.executor() as execute:
+            ((state, _),) = federate(initial_state(made.net, made.plan), made.plan, execute)
+        found.append(state.shared)
+    exact, rough = found
+    assert all(tensor.dtype == torch.float32 for tensor in rough.values())
+    assert any(not torch.equal(exact[name], rough[name]) for name in exact)
+    for name in exact:
+        torch.testing.assert_close(exact[name], rough[name], rtol=0.1, atol=0.02)
