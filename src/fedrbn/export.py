@@ -199,6 +199,8 @@ def _write_onnx(net: nn.Module, card: Card, example: Tensor, path: Path) -> None
         )
     if program is None:
         raise ModelFileError("got nothing from torch.onnx.export; expected a program. Export to safetensors instead.")
+    for node in program.model.graph.all_nodes():  # where in the source each came from: paths of this machine
+        node.metadata_props.clear()
     program.model.metadata_props[KEY] = card.model_dump_json()
     program.save(str(path), external_data=False)
 

@@ -211,11 +211,13 @@ def _read_onnx(path: Path) -> Shipped:
     runtime = _onnxruntime()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # what goes wrong is in the error below, not also in a log on the terminal
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        described = session.get_modelmeta().custom_metadata_map.get(KEY)
     except Exception as error:  # onnxruntime has a dozen errors of its own, with no common parent
         raise ModelFileError(f"got {path}, which onnxruntime cannot read ({error}); expected an ONNX model.") from None
-    card = _card(session.get_modelmeta().custom_metadata_map.get(KEY), path)
+    card = _card(described, path)
 
     def logits(pixels: Tensor) -> Tensor:
         try:

@@ -227,6 +227,18 @@ class TestModelFiles:
             with pytest.raises(ModelFileError, match=USABLE):
                 shipped.predict(other, [tmp_path / "x.png"])
 
+    def test_a_card_that_is_no_text(self, tmp_path: Path) -> None:
+        (tmp_path / "m.onnx").write_bytes(trained.model(".onnx").replace(b'"client":"pen-1"', b'"client":"p\xd0n-1"'))
+        with pytest.raises(ModelFileError, match=USABLE):
+            shipped.read(tmp_path / "m.onnx")
+
+    @pytest.mark.parametrize("suffix", [".onnx", ".safetensors"])
+    def test_a_shipped_model_does_not_tell_where_it_was_made(self, suffix: str) -> None:
+        content = trained.model(suffix)
+        assert b'"client":"pen-1"' in content.replace(b"\\", b"")
+        assert str(Path(shipped.__file__).parent).encode() not in content
+        assert b"site-packages" not in content
+
     def test_a_trusted_file_that_is_no_archive(self, tmp_path: Path) -> None:
         (tmp_path / "m.pt2").write_bytes(b"PK\3\4 nothing")
         with pytest.raises(ModelFileError, match=USABLE):
