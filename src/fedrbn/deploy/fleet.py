@@ -169,7 +169,8 @@ def fleet(site: Site, logs: Path, environment: Mapping[str, str] | None = None) 
     """A fleet whose processes end with this block, also on an error, on Ctrl-C and on SIGTERM."""
     logs.mkdir(parents=True, exist_ok=True)
     made = Fleet(site, logs, {**os.environ, "FEDRBN_BIN": sysconfig.get_path("scripts"), **(environment or {})})
-    with _handling(_leave, signal.SIGTERM):
+    # A shell starts jobs in the background with SIGINT ignored, which they inherit: here it always ends the fleet.
+    with _handling(signal.default_int_handler, signal.SIGINT), _handling(_leave, signal.SIGTERM):
         try:
             yield made
         finally:
