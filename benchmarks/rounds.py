@@ -211,8 +211,8 @@ def main(repeats: int = 3) -> None:
     rate = matrix_rate()
     with plain_loop() as loop, plain_workers() as pool, our_workers() as ours, our_workers(torch.bfloat16) as halved:
         ways = {"plain, default threads": loop, "plain, two workers": pool, "ours": ours.play, "bfloat16": halved.play}
-        for play in (*ways.values(), ours.play, halved.play):  # the first round of ours has no donors yet
-            play()
+        for name in (*ways, "ours", "bfloat16"):  # the first round of ours has no donors yet
+            print(f"  warming up: {name}, {timed(ways[name]).wall:.1f} s", flush=True)
         taken = [{name: timed(play) for name, play in ways.items()} for _ in range(repeats)]
         work = statistics.median(ours.client_seconds[-repeats:])
     wall = {name: statistics.median(each[name].wall for each in taken) for name in ways}
