@@ -110,18 +110,28 @@ def _train(task: tuple[dict[str, Tensor], User, int]) -> tuple[dict[str, Tensor]
     return update(_OWN[0], theta, user, order(number), torch.Generator().manual_seed(number), LAM)
 
 
+@dataclass(frozen=True)
+class Pool:
+    """The plain loop in two workers, a round at a time."""
+
+    play: Callable[[], None]
+    matrix_rate: Callable[[], float]
+    """Operations per second of a worker in products of large matrices, all workers at it at once."""
+
+
 @contextmanager
-def plain_workers() -> Iterator[Callable[[], None]]:
+def plain_workers() -> Iterator[Pool]:
     """The same loop by a pool of two workers with one thread each."""
     users, theta = plain_users(), weights(network())
     with mp.get_context("spawn").Pool(WORKERS, _start) as pool:
+        pool.map(abs, range(WORKERS))  # until they have started: what starts next is timed
 
         def play() -> None:
             nonlocal theta
             results = pool.map(_train, [(theta, user, i) for i, user in enumerate(users)], chunksize=1)
             theta = finish(users, results)
 
-        yield play
+        yield Pool(play, lambda: statistics.mean(pool.map(matrix_rate, [time.perf_counter] * WORKERS, chunksize=1)))
 
 
 @dataclass(frozen=True)
@@ -208,15 +218,23 @@ def timed(play: Callable[[], None]) -> Took:
 def main(repeats: int = 3) -> None:
     """Measure and print."""
     torch.set_num_threads(1)
-    rate = matrix_rate()
     with plain_loop() as loop, plain_workers() as pool, our_workers() as ours, our_workers(torch.bfloat16) as halved:
-        ways = {"plain, default threads": loop, "plain, two workers": pool, "ours": ours.play, "bfloat16": halved.play}
+        ways = {
+            "plain, default threads": loop,
+            "plain, two workers": pool.play,
+            "ours": ours.play,
+            "bfloat16": halved.play,
+        }
         for name in (*ways, "ours", "bfloat16"):  # the first round of ours has no donors yet
             print(f"  warming up: {name}, {timed(ways[name]).wall:.1f} s", flush=True)
-        taken = [{name: timed(play) for name, play in ways.items()} for _ in range(repeats)]
+        taken, rates = [], []
+        for _ in range(repeats):
+            rates.append(pool.matrix_rate())
+            taken.append({name: timed(play) for name, play in ways.items()})
         work = statistics.median(ours.client_seconds[-repeats:])
     wall = {name: statistics.median(each[name].wall for each in taken) for name in ways}
     cpu = {name: statistics.median(each[name].cpu for each in taken) for name in ways}
+    rate = statistics.median(rates)
     arithmetic = 2 * IMAGES * (AT * PRODUCTS["AT"] + (USERS - AT) * PRODUCTS["PNC"]) / rate / WORKERS
     rows = [
         Row("whole rounds, times the plain loop with default threads", wall[first] / wall["ours"], "x", 1.8)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from federated.tiny import clients, plan, site
 from fedrbn.attacks import PGD
-from fedrbn.federated.admission import Gate, UploadError, layer_of, worst_layer
+from fedrbn.federated.admission import Gate, UploadError, layer_of, length, worst_layer
 from fedrbn.federated.executors import serial
 from fedrbn.federated.methods import METHODS, fedrbn
 from fedrbn.federated.server import federate, initial_state
@@ -26,7 +26,8 @@ PLACE = site(METHOD, WHO)
 PLAN = plan(METHOD, PLACE.net, list(WHO.values()))
 START = initial_state(PLACE.net, PLAN)
 SENT = {**START.shared, **START.personal["c0"]}
-GATE = Gate(PLAN.members[0], SENT, PLAN.names, max_update=10.0)
+LENGTHS = {name: length(tensor) for name, tensor in SENT.items() if tensor.is_floating_point()}
+GATE = Gate(PLAN.members[0], SENT, LENGTHS, PLAN.names, max_update=10.0)
 WEIGHT, VARIANCE, MEAN = "network.1.weight", "network.2.noised.running_var", "network.2.clean.running_mean"
 
 
@@ -136,10 +137,10 @@ def test_an_update_is_measured_against_a_norm_of_at_least_one() -> None:
     )
     half.personal[MEAN] = torch.zeros(3)
     half.personal["network.2.clean.num_batches_tracked"] = torch.tensor(1)
-    length = math.sqrt(18 / 4)
-    assert replace(GATE, sent=zero, max_update=length + 1e-6).admit(half).growth == pytest.approx(length)
+    gate, norm = replace(GATE, sent=zero, lengths=dict.fromkeys(zero, 0.0)), math.sqrt(18 / 4)
+    assert replace(gate, max_update=norm + 1e-6).admit(half).growth == pytest.approx(norm)
     with pytest.raises(UploadError, match="times as long"):
-        replace(GATE, sent=zero, max_update=length - 1e-6).admit(half)
+        replace(gate, max_update=norm - 1e-6).admit(half)
 
 
 @pytest.mark.parametrize("name", METHODS)

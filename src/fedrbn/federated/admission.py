@@ -43,14 +43,20 @@ class Gate:
     member: Member
     sent: Tensors
     """All tensors that the client started from, shared and its own."""
+    lengths: Mapping[str, float]
+    """Their norms: those of the shared ones are worked out once for all clients."""
     names: Layout
     max_update: float
 
     def admit(self, upload: Upload) -> Movement:
         """Let a sound upload pass, and say how far it moved; raise `UploadError` with the reason if it is not sound."""
-        for objection in self._objections(upload):
+        for objection in self._wrong_form(upload):
             raise UploadError(objection)
-        moved = self._movement(upload)
+        values = {n: tensor for n, tensor in {**upload.shared, **upload.personal}.items() if tensor.is_floating_point()}
+        distances = {name: _distance(tensor, self.sent[name]) for name, tensor in values.items()}
+        for objection in self._wrong_values(values, distances):
+            raise UploadError(objection)
+        moved = self._movement(distances)
         if not moved.growth <= self.max_update:
             raise UploadError(
                 f"got an update {moved.growth:.3g} times as long as the weights it started from, most of it in layer "
@@ -58,30 +64,23 @@ class Gate:
             )
         return moved
 
-    def _movement(self, upload: Upload) -> Movement:
+    def _movement(self, distances: Mapping[str, float]) -> Movement:
         """How far the upload is from what was sent; statistics of batch norm do not count, they follow the data."""
         statistics = {name for layer in self.names.batch_norms for name in layer.statistics}
-        lengths: dict[str, float] = {}
-        before = 0.0
-        for name, tensor in {**upload.shared, **upload.personal}.items():
-            if tensor.is_floating_point() and name not in statistics:
-                lengths[name] = _distance(tensor, self.sent[name])
-                before = math.hypot(before, _norm(self.sent[name]))
-        if not lengths:
+        counted = {name: distance for name, distance in distances.items() if name not in statistics}
+        if not counted:
             return Movement("none", 0.0)
         # Weights that start at zero have no size to compare with: below 1 the norm counts as 1.
-        growth = math.hypot(*lengths.values()) / max(before, 1.0)
-        return Movement(layer_of(max(lengths, key=lengths.__getitem__)), growth)
+        growth = math.hypot(*counted.values()) / max(math.hypot(*(self.lengths[name] for name in counted)), 1.0)
+        return Movement(layer_of(max(counted, key=counted.__getitem__)), growth)
 
-    def _objections(self, upload: Upload) -> Iterator[str]:
+    def _wrong_form(self, upload: Upload) -> Iterator[str]:
         yield from self._wrong_facts(upload)
         kept = self.names.noised if self.member.role is Role.ST else frozenset[str]()
         for part, names in (("shared", self.names.shared), ("personal", self.names.personal)):
             yield from _wrong_names(part, getattr(upload, part), names - kept)
-        values = {**upload.shared, **upload.personal}
-        for name, tensor in values.items():
-            yield from _wrong_tensor(name, tensor, self.sent[name])
-        yield from self._wrong_statistics(values)
+        for name, tensor in {**upload.shared, **upload.personal}.items():
+            yield from _wrong_shape(name, tensor, self.sent[name])
 
     def _wrong_facts(self, upload: Upload) -> Iterator[str]:
         if type(upload.samples) is not int or upload.samples != self.member.samples:
@@ -96,7 +95,15 @@ class Gate:
         if strange is not None:
             yield f"got metric {strange!r} that is no number; expected numbers only. Look at the client's program."
 
-    def _wrong_statistics(self, values: Mapping[str, Tensor]) -> Iterator[str]:
+    def _wrong_values(self, values: Mapping[str, Tensor], distances: Mapping[str, float]) -> Iterator[str]:
+        for name, tensor in values.items():
+            # What lies at a finite distance from numbers consists of numbers: the usual case, and no second look.
+            bad = 0 if math.isfinite(distances[name]) else int((~torch.isfinite(tensor)).sum())
+            if bad:
+                yield (
+                    f"got {bad} of {tensor.numel()} values in layer {layer_of(name)!r} ({name.rpartition('.')[2]}) "
+                    f"that are NaN or infinite; expected numbers. {_DIVERGED}"
+                )
         for layer in self.names.batch_norms:
             where = f"the {layer.branch.value} branch of batch-norm layer {layer.layer!r}"
             variance = values.get(layer.variance)
@@ -107,10 +114,10 @@ class Gate:
                 )
             for name in layer.statistics:
                 if name in values:
-                    size = max(_norm(self.sent[name]), 1.0)
-                    if not _distance(values[name], self.sent[name]) <= LARGEST_STATISTIC * size:
+                    size = max(self.lengths[name], 1.0)
+                    if not distances[name] <= LARGEST_STATISTIC * size:
                         yield (
-                            f"got statistics of norm {_norm(values[name]):.3g} in {where}, which were {size:.3g}; "
+                            f"got statistics of norm {length(values[name]):.3g} in {where}, which were {size:.3g}; "
                             f"expected them to move by at most {LARGEST_STATISTIC:.0e} times that. {_DIVERGED}"
                         )
 
@@ -140,18 +147,12 @@ def _wrong_names(part: str, got: Mapping[str, Tensor], expected: frozenset[str])
         yield f"got {part} tensor {unknown[0]!r}; expected one of {len(expected)} names of the network. {remedy}"
 
 
-def _wrong_tensor(name: str, tensor: Tensor, expected: Tensor) -> Iterator[str]:
+def _wrong_shape(name: str, tensor: Tensor, expected: Tensor) -> Iterator[str]:
     if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
         yield (
             f"got tensor {name!r} of shape {tuple(tensor.shape)} and {tensor.dtype}; expected "
             f"{tuple(expected.shape)} and {expected.dtype}. The client runs another network: check model.name and "
             "model.width."
-        )
-    elif not _finite(tensor):
-        bad = int((~torch.isfinite(tensor)).sum())
-        yield (
-            f"got {bad} of {tensor.numel()} values in layer {layer_of(name)!r} ({name.rpartition('.')[2]}) that are "
-            f"NaN or infinite; expected numbers. {_DIVERGED}"
         )
 
 
@@ -159,7 +160,8 @@ _CHUNK = 1 << 16
 """Numbers that are compared at a time: they stay in a core's cache, and nothing as large as a model is allocated."""
 
 
-def _norm(tensor: Tensor) -> float:
+def length(tensor: Tensor) -> float:
+    """The norm of a tensor, seen as one long vector."""
     return math.hypot(*(_length(part) for part in _chunks(tensor)))
 
 
@@ -175,8 +177,3 @@ def _length(part: Tensor) -> float:
 
 def _chunks(tensor: Tensor) -> tuple[Tensor, ...]:
     return tensor.reshape(-1).split(_CHUNK)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def _finite(tensor: Tensor) -> bool:
-    """Whether all values are numbers: NaN and infinity are kept by the smallest and the largest."""
-    return not tensor.numel() or all(math.isfinite(end) for end in torch.aminmax(tensor))

@@ -27,7 +27,7 @@ from fedrbn.federated.admission import worst_layer
 from fedrbn.federated.client import adapt, local_update
 from fedrbn.federated.intake import FederationError
 from fedrbn.federated.privacy import Privacy
-from fedrbn.federated.sealing import in_shared_memory, opened, sealed, share
+from fedrbn.federated.sealing import Loans, Returned, Shelf, opened, sealed, share
 from fedrbn.hardware import keep_memory
 from fedrbn.nets.dual_bn import DualNet, load
 from fedrbn.randomness import derive, generator
@@ -106,21 +106,22 @@ def processes(site: Site, workers: int) -> Iterator[Execute]:
         for part in (client.train, client.validation, client.test):
             share(part.images)
             share(part.labels)
-    pool = [_Worker(site) for _ in range(workers)]
+    pool, shelf = [_Worker(site) for _ in range(workers)], Shelf()
     try:
         for worker in pool:
             worker.start()
-        yield lambda round_, jobs: _dispatch(pool, round_, jobs)
+        yield lambda round_, jobs: _dispatch(pool, shelf, round_, jobs)
     finally:
         for worker in pool:
             worker.stop()
 
 
-def _dispatch(pool: Sequence[_Worker], round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
+def _dispatch(pool: Sequence[_Worker], shelf: Shelf, round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
     """One job at a time to each worker; whoever is done gets the next."""
     for worker in pool:
         worker.drop()  # a round that was abandoned: its late answers must not be taken for answers to this one
-    round_ = replace(round_, shared=in_shared_memory(round_.shared))
+    shelf.take_back()  # so nobody looks at the weights of an earlier round any more
+    round_ = replace(round_, shared=shelf.put(round_.shared).views() if round_.shared else {})
     waiting = iter(jobs)
     for worker, job in zip(pool, waiting, strict=False):
         worker.take(_Task(round_, job))
@@ -170,6 +171,8 @@ class _Worker:
         self.ready = False
         self.round: Round | None = None
         """The round that the process knows of."""
+        self.loans = Loans()
+        """What of its shared memory is in use here."""
         self.task: _Task | None = None
         self.asked = math.inf
         self.deaths = self.false_starts = 0
@@ -177,7 +180,7 @@ class _Worker:
     def start(self) -> None:
         """Start a new process, in place of the one there was."""
         self.line, theirs = self.context.Pipe()
-        self.ready, self.round = False, None
+        self.ready, self.round, self.loans = False, None, Loans()
         try:
             self.process = self.context.Process(target=_work, args=(theirs, self.site), daemon=True)
             self.process.start()
@@ -200,6 +203,7 @@ class _Worker:
             if self.round is not task.round:
                 self.line.send(sealed(task.round))
                 self.round = task.round
+            self.line.send(self.loans.ended())
             self.line.send(sealed(task.job))
 
     def remaining(self) -> float:
@@ -214,7 +218,7 @@ class _Worker:
         if not self.line.poll():
             return self._overdue(self.task) if self.remaining() <= 0 else None
         try:
-            said = opened(self.line.recv())
+            said = opened(self.line.recv(), self.loans)
         except (EOFError, OSError):  # OSError: it died while its tensors were being fetched
             return self._died(self.task)
         if said == _HELLO:
@@ -288,6 +292,7 @@ def _work(line: Any, site: Site) -> None:
     # PyTorch hands tensors to a process in shared memory: without a copy, all workers would train in one network.
     site = replace(site, net=copy.deepcopy(site.net))
     round_: Round | None = None
+    shelf = Shelf()
     with suppress(ConnectionError):
         line.send(_HELLO)
     while True:
@@ -295,7 +300,9 @@ def _work(line: Any, site: Site) -> None:
             message = opened(line.recv())
             if isinstance(message, Round):
                 round_ = message
+            elif isinstance(message, Returned):
+                shelf.take_back(message)
             elif round_ is not None:
-                line.send(sealed(perform(site, round_, message)))
+                line.send(sealed(perform(site, round_, message), shelf))
         except (EOFError, ConnectionError):  # the parent has closed the line, perhaps without waiting for the answer
             return

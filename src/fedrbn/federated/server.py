@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fedrbn.config import ConfigError, FaultsConfig, TrainConfig
-from fedrbn.federated.admission import Gate, Movement
+from fedrbn.federated.admission import Gate, Movement, length
 from fedrbn.federated.aggregation import Aggregate, Contribution, Layout, Local, mean
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.intake import Intake, TooFewClientsError
@@ -248,7 +248,7 @@ def federate(state: ServerState, plan: Plan, execute: Execute) -> Iterator[tuple
     while state.round < plan.rounds:
         round_ = plan.round(state)
         asked = plan.sample(state.round)
-        intake = Intake(state.round, {member.id: _gate(state, member, plan) for member in asked})
+        intake = Intake(state.round, _gates(state, asked, plan))
         shared = plan.aggregate(state.shared, _contributions(intake, round_, state, asked, plan, execute))
         state = _next_state(state, shared, intake.personal, plan)
         yield state, RoundReport(state.round, round_.lr, intake.metrics, tuple(intake.failures), intake.moved)
@@ -267,8 +267,15 @@ def _contributions(
         yield from intake.contributions(execute(round_, [jobs[client] for client in intake.missing()]))
 
 
-def _gate(state: ServerState, member: Member, plan: Plan) -> Gate:
-    return Gate(member, {**state.shared, **state.personal[member.id]}, plan.names, plan.faults.max_update)
+def _gates(state: ServerState, asked: list[Member], plan: Plan) -> dict[str, Gate]:
+    """What each client's upload is looked at with."""
+    lengths = {name: length(tensor) for name, tensor in state.shared.items()}
+    gates = {}
+    for member in asked:
+        own = state.personal[member.id]
+        theirs = lengths | {name: length(tensor) for name, tensor in own.items() if tensor.is_floating_point()}
+        gates[member.id] = Gate(member, {**state.shared, **own}, theirs, plan.names, plan.faults.max_update)
+    return gates
 
 
 def _train_job(state: ServerState, member: Member, plan: Plan) -> Train:
