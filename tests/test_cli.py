@@ -200,6 +200,10 @@ def test_ctrl_c_says_how_to_go_on(fedrbn: Command, tiny_options: list[str], monk
     done = fedrbn("run", *tiny_options)
     assert done.code == 130
     assert "fedrbn run --resume DIR" in done.err
+    done = fedrbn("compare", *tiny_options)
+    assert done.code == 130
+    assert "repeat the command" in done.err
+    assert "--resume" not in done.err
 
 
 def test_resuming_a_finished_run_shows_its_table(fedrbn: Command, trained: Path) -> None:

@@ -50,6 +50,13 @@ app.add_typer(datasets.app, name="data")
 app.add_typer(deploying.app, name="deploy")
 
 
+_HOW_TO_CONTINUE = {
+    "run": "; continue with fedrbn run --resume DIR",
+    "compare": "; repeat the command to continue: finished runs are used again",
+    "reproduce": "; repeat the command to continue: finished runs are used again",
+}
+
+
 def main() -> None:
     """Entry point: errors that a user can mend are one message on stderr, never a traceback."""
     sys.path.insert(0, str(Path.cwd()))  # so that package.module:object finds the user's own files
@@ -69,7 +76,7 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as end:
         if end.code == 130:  # typer's code for Ctrl-C
-            typer.echo("interrupted; continue with fedrbn run --resume DIR", err=True)
+            typer.echo(f"interrupted{_HOW_TO_CONTINUE.get(next(iter(sys.argv[1:]), ''), '')}", err=True)
         raise
 
 

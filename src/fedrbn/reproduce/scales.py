@@ -53,9 +53,10 @@ class Scale:
 SCALES: Mapping[str, Scale] = {
     "smoke": Scale(
         "smoke",
-        "1/16 of the channels, 8 to 16 training images per user, 1 to 3 rounds, attacks of 2 steps (APGD alone for "
-        "AutoAttack), 1 test image per user, photographs of 64 pixels: proves the wiring, the accuracies mean nothing",
-        width=1 / 16,
+        "a quarter of the channels, 8 to 16 training images per user, 1 to 3 rounds, attacks of 2 steps (APGD alone "
+        "for AutoAttack), 1 test image per user, photographs of 64 pixels: proves the wiring, the accuracies mean "
+        "nothing",
+        width=1 / 4,
         fraction=1 / 30,
         rounds=1 / 200,
         steps=2,
