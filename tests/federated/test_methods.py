@@ -200,9 +200,10 @@ def test_a_misspelt_method_is_named_with_the_nearest() -> None:
 
 
 PLUGIN = """
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fedrbn.attacks import PGD
 from fedrbn.federated.methods import fedrbn
+from fedrbn.federated.objectives import Calibrated
 
 ready = replace(fedrbn(PGD()), name="ready")
 wrong = 3
@@ -212,6 +213,12 @@ def by_attack(attack):
 
 class Space:
     inside = by_attack
+
+@dataclass(frozen=True)
+class Own(Calibrated):
+    strength: float = 3.0
+
+calibrated = replace(fedrbn(PGD()), name="calibrated", calibration=Own(0.5, 10.0, 7.0))
 """
 
 
@@ -248,3 +255,12 @@ def test_wrong_references_are_explained(plugin: str, name: str, message: str) ->
 def test_options_a_plug_in_does_not_have_are_refused(plugin: str) -> None:
     with pytest.raises(ConfigError, match=r"got method\.weighting for method 'mine'"):
         configure(MethodConfig(name=f"{plugin}:by_attack", weighting="uniform"), ATTACK)
+
+
+def test_a_calibration_of_ones_own_keeps_its_kind_when_options_are_set(plugin: str) -> None:
+    name = f"{plugin}:calibrated"
+    own = configure(MethodConfig(name=name), ATTACK).calibration
+    assert own is not None
+    assert type(own) is not Calibrated
+    assert configure(MethodConfig(name=name, lam=0.25), ATTACK).calibration == replace(own, lam=0.25)
+    assert configure(MethodConfig(name=name, clip="off"), ATTACK).calibration == replace(own, clip=None)

@@ -14,7 +14,7 @@ from fedrbn.federated.aggregation import Local
 from fedrbn.federated.donors import Combine, Guard
 from fedrbn.federated.free import Free
 from fedrbn.federated.methods import METHODS, Method
-from fedrbn.federated.objectives import Adversarial, Calibrated, Fractional, Mart, Objective, Trades
+from fedrbn.federated.objectives import Adversarial, Fractional, Mart, Objective, Trades
 from fedrbn.federated.propagation import Weighting
 from fedrbn.federated.training import Meta, Sgd
 from fedrbn.nets.dual_bn import Affine
@@ -137,9 +137,10 @@ def _with_options(method: Method, config: MethodConfig) -> Method:
         )
         changes["propagation"] = replace(method.propagation, weighting=weighting, temperature=temperature, guard=guard)
     if method.calibration is not None:
-        lam = method.calibration.lam if config.lam is None else config.lam
         clip = method.calibration.clip if config.clip is None else config.clip
-        changes["calibration"] = Calibrated(lam, None if clip == "off" else clip)
+        changes["calibration"] = replace(
+            _replaced(method.calibration, lam=config.lam), clip=None if clip == "off" else clip
+        )
     if method.fine_tuning is not None:
         changes["fine_tuning"] = _replaced(method.fine_tuning, iterations=config.ft_iterations, freeze=config.freeze)
     return replace(method, **changes, **_training_changes(method, config), at=_at_objective(method, config))

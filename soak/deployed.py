@@ -1,0 +1,103 @@
+"""Faults of a deployment: a SuperLink and SuperNodes as processes, killed in the middle of a run of Flower.
+
+The server waits for everybody (`faults.min_clients = 1.0`, `on_too_few = "wait"`), so that whatever is killed and
+started again, the weights at the end are those of an embedded run that nothing happened to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedrbn import config, runs
+from fedrbn.deploy.fleet import Fleet, fleet, local_plan
+from fedrbn.deploy.site import SUPERLINK, create
+from fedrbn.flower.log import events
+from fedrbn.storage import RunDirectory
+from fedrbn.types import ServerState
+from soak.setting import LostError, Row
+
+NODES = tuple(f"node-{i}" for i in range(4))
+SETTINGS: dict[str, dict[str, Any]] = {
+    "data": {"domains": ("plain", "pen", "texture", "street")},
+    "federation": {"users_per_domain": 1, "at": ["plain-0"], "fraction": 0.02, "validation": 0.0, "test_samples": 8},
+    "model": {"width": 1 / 16},
+    "train": {"rounds": 8, "lr": 0.05},
+    "attack": {"steps": 2},
+    "run": {"workers": 1},
+    "faults": {"min_clients": 1.0, "on_too_few": "wait", "wait_seconds": 1.0},
+}
+DEADLINE = 30.0
+"""Seconds until the server gives a node up; a job takes less than one."""
+PATIENCE = 900.0
+
+
+def rows(folder: Path, kills: int, random: np.random.Generator) -> list[Row]:
+    """Kill so many nodes one after another, then the SuperLink; each is started again."""
+    experiment = config.make(SETTINGS)
+    runs.run(experiment, folder / "embedded")
+    site = create(folder / "site", local_plan(experiment, len(NODES)))
+    run = site.server / "soak"
+    with fleet(site, folder / "logs") as deployed:
+        deployed.start_superlink()
+        deployed.register()
+        for name in NODES:
+            deployed.start_node(name)
+        deployed.submit_experiment("soak", experiment, deadline=DEADLINE, nodes=len(NODES))
+        for number in range(kills):
+            _until(lambda after=number + 1: len(RunDirectory(run).records("rounds.jsonl")) >= after)
+            _kill_node(deployed, str(random.choice(NODES)), run)
+        _until(lambda: len(RunDirectory(run).records("rounds.jsonl")) > kills)
+        deployed.kill(SUPERLINK)
+        deployed.start_superlink()
+        again = deployed.submit_experiment("soak", experiment, deadline=DEADLINE, nodes=len(NODES))
+        status = deployed.wait(again, PATIENCE)
+    if status != "finished:completed":
+        raise LostError(f"got a deployed run that ended as {status}; expected it to be completed.")
+    _ensure_close(_last(run), _last(folder / "embedded"))
+    same = "the run waits and ends with the weights of an embedded run that nothing happened to"
+    return [
+        Row("a SuperNode killed (SIGKILL) in a deployed run and started again", kills, same),
+        Row("the SuperLink killed (SIGKILL) in a deployed run, started and given the run again", 1, same),
+    ]
+
+
+def _kill_node(deployed: Fleet, name: str, run: Path) -> None:
+    """Kill a node, wait until the server has missed it, and start it again."""
+    before = _missed(run)
+    deployed.kill(name)
+    _until(lambda: _missed(run) > before)
+    deployed.revive_node(name)
+
+
+def _missed(run: Path) -> int:
+    """How often a client has failed in training so far."""
+    return sum(len(event["failed"]) for event in events(run / "events.jsonl", "train"))
+
+
+def _last(path: Path) -> ServerState:
+    checkpoint = RunDirectory.open(path).checkpoint("last")
+    if checkpoint is None:
+        raise LostError(f"got no checkpoint in {path}; expected the last one.")
+    return checkpoint.state
+
+
+def _ensure_close(ours: ServerState, theirs: ServerState) -> None:
+    if ours.round != theirs.round:
+        raise LostError(f"got {ours.round} rounds of the deployed run; expected {theirs.round}.")
+    torch.testing.assert_close(ours.shared, theirs.shared, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.personal, theirs.personal, rtol=1e-4, atol=1e-5)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise LostError(f"got nothing for {PATIENCE:g} s; expected the deployed run to go on.")
+        time.sleep(0.2)
