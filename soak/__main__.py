@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedrbn.assembly import load_data
-from soak import clients, disks, kills
+from soak import clients, deployed, disks, kills
 from soak.setting import Row, experiment
 
 RESULTS = Path(__file__).parent.parent / "results" / "reliability"
@@ -51,6 +51,7 @@ def main() -> None:
         add(*disks.rows(folder / "disks", data, tries(10), random))
         # From here on this process trains itself and has threads: no more forks.
         add(*clients.rows(data, tries(25), tries(6), random))
+        add(*deployed.rows(folder / "deployed", tries(3), random))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "made_by": "make soak",

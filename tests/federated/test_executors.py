@@ -21,6 +21,7 @@ from fedrbn.attacks import PGD, Untargeted
 from fedrbn.config import FaultsConfig
 from fedrbn.data.samples import Samples
 from fedrbn.evaluation import CONFIDENT, Accuracy
+from fedrbn.federated import executors
 from fedrbn.federated.executors import Site, one_thread, processes, serial
 from fedrbn.federated.free import Free
 from fedrbn.federated.intake import FederationError
@@ -231,6 +232,21 @@ def test_a_client_that_hangs_past_its_deadline_is_given_up_and_the_others_go_on(
     assert failure.client == "c1"
     assert "got no answer within 8 seconds; expected" in failure.cause
     assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_before_it_is_ready_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine stops it while it starts: nothing of the job is lost, it is done by a new one."""
+    monkeypatch.setattr(executors, "_STARTUP_SECONDS", 0.0)
+    todo, state = lenient(METHOD, deadline_seconds=20.0)
+    before = set(multiprocessing.active_children())
+    with processes(site(METHOD, PAIR), workers=1) as execute:
+        (stopped,) = set(multiprocessing.active_children()) - before
+        assert stopped.pid
+        os.kill(stopped.pid, signal.SIGSTOP)
+        after, report = next(federate(state, todo, execute))
+    assert report.failures == ()
+    assert after.reported.keys() == PAIR.keys()
 
 
 @pytest.mark.slow

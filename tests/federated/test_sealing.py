@@ -47,19 +47,20 @@ def test_a_tensor_that_is_not_contiguous_arrives_as_it_was() -> None:
 
 def test_a_block_is_used_again_only_when_no_tensor_in_it_is_alive() -> None:
     shelf, loans = Shelf(), Loans()
-    first = loans.unpacked(shelf.put({"a": torch.ones(100), "b": torch.ones(7)}))
+    first = loans.unpacked(shelf.send({"a": torch.ones(100), "b": torch.ones(7)}))
     kept = first.pop("b")[2:5]  # a view of a view is enough
     del first
     assert loans.ended() == Returned(())
-    second = loans.unpacked(shelf.put({"a": torch.zeros(100), "b": torch.zeros(7)}))
+    second = loans.unpacked(shelf.send({"a": torch.zeros(100), "b": torch.zeros(7)}))
     assert kept.tolist() == [1, 1, 1]
     assert len(shelf.blocks) == 2
     del second
     assert loans.ended() == Returned((1,))
     assert loans.ended() == Returned(())
     shelf.take_back(Returned((1,)))
-    third = loans.unpacked(shelf.put({"a": torch.full((100,), 3.0)}))
+    third = loans.unpacked(shelf.send({"a": torch.full((100,), 3.0)}))
     assert third["a"].eq(3).all()
+    assert shelf.sent == {0, 1}
     assert len(shelf.blocks) == 2
     del kept
     assert loans.ended() == Returned((0,))

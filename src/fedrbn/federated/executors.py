@@ -146,6 +146,8 @@ def _with_news(busy: Sequence[_Worker]) -> list[_Worker]:
 
 _HELLO = "ready"
 """What a worker says first: from then on the time of its job counts, and its death is the job's."""
+_STARTUP_SECONDS = 60.0
+"""Where jobs have a deadline, starting a worker has one too: so much more than a job's. It takes two seconds."""
 _ATTEMPTS = 2
 """A job during which the worker dies is done once more; a worker that cannot start is started once more."""
 
@@ -174,7 +176,7 @@ class _Worker:
         self.loans = Loans()
         """What of its shared memory is in use here."""
         self.task: _Task | None = None
-        self.asked = math.inf
+        self.asked = self.started = math.inf
         self.deaths = self.false_starts = 0
 
     def start(self) -> None:
@@ -184,6 +186,7 @@ class _Worker:
         try:
             self.process = self.context.Process(target=_work, args=(theirs, self.site), daemon=True)
             self.process.start()
+            self.started = time.monotonic()
         except OSError as error:
             self.process = None
             raise _cannot_start(str(error)) from error
@@ -198,7 +201,7 @@ class _Worker:
     def _ask(self, task: _Task) -> None:
         if self.process is None:
             self.start()
-        self.asked = time.monotonic() if self.ready else math.inf
+        self.asked = time.monotonic()
         with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which `news` will find out
             if self.round is not task.round:
                 self.line.send(sealed(task.round))
@@ -207,9 +210,11 @@ class _Worker:
             self.line.send(sealed(task.job))
 
     def remaining(self) -> float:
-        """Seconds until the deadline of the job."""
+        """Seconds until the deadline of the job, or of starting, before the worker is ready."""
         allowed = self.task.round.deadline_seconds if self.task else None
-        return math.inf if allowed is None else self.asked + allowed - time.monotonic()
+        if allowed is None:
+            return math.inf
+        return (self.asked if self.ready else self.started + _STARTUP_SECONDS) + allowed - time.monotonic()
 
     def news(self) -> Result | None:
         """The result of the job, once there is one."""
@@ -228,7 +233,9 @@ class _Worker:
         answer: Result = said
         return answer
 
-    def _overdue(self, task: _Task) -> Failure:
+    def _overdue(self, task: _Task) -> Failure | None:
+        if not self.ready:
+            return self._lost(task, "it was not ready in time")
         self.drop()
         return task.failed(
             f"got no answer within {task.round.deadline_seconds:g} seconds; expected one by then. The client hangs or "
@@ -237,7 +244,10 @@ class _Worker:
 
     def _died(self, task: _Task) -> Failure | None:
         self.process.join(timeout=5)
-        end = f"exit code {self.process.exitcode}"
+        return self._lost(task, f"exit code {self.process.exitcode}")
+
+    def _lost(self, task: _Task, end: str) -> Failure | None:
+        """Begin the job anew in a new process, unless that has been tried often enough."""
         self.kill()
         if self.ready:
             self.deaths += 1

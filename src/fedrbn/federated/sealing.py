@@ -23,14 +23,18 @@ class Parcel(NamedTuple):
 
     number: int
     """Of the block, on the shelf it is from."""
-    block: Tensor
+    block: Tensor | None
+    """None: the receiver has it already."""
     contents: tuple[tuple[str, torch.dtype, torch.Size], ...]
 
     def views(self) -> Tensors:
         """The tensors, where they lie."""
+        block = self.block
+        if block is None:
+            raise ValueError(f"got parcel {self.number} without its block; expected `Loans` to have put it in.")
         ends = accumulate(_room(dtype, shape) for _, dtype, shape in self.contents)
         return {
-            name: self.block[end - _room(dtype, shape) :][: dtype.itemsize * shape.numel()].view(dtype).view(shape)
+            name: block[end - _room(dtype, shape) :][: dtype.itemsize * shape.numel()].view(dtype).view(shape)
             for (name, dtype, shape), end in zip(self.contents, ends, strict=True)
         }
 
@@ -55,6 +59,8 @@ class Shelf:
     def __init__(self) -> None:
         self.blocks: list[Tensor] = []
         self.free: set[int] = set()
+        self.sent: set[int] = set()
+        """Blocks that the receiver has. It fetches one with the sender's help, so a sender that hangs could hold it."""
 
     def put(self, tensors: Tensors) -> Parcel:
         """Copy the tensors into a block that nobody looks at."""
@@ -67,6 +73,14 @@ class Shelf:
         parcel = Parcel(number, self.blocks[number], contents)
         for name, place in parcel.views().items():
             place.copy_(tensors[name])
+        return parcel
+
+    def send(self, tensors: Tensors) -> Parcel:
+        """Like `put`, for a single receiver, which keeps the blocks that it gets (`Loans`)."""
+        parcel = self.put(tensors)
+        if parcel.number in self.sent:
+            return parcel._replace(block=None)
+        self.sent.add(parcel.number)
         return parcel
 
     def take_back(self, returned: Returned | None = None) -> None:
@@ -85,7 +99,9 @@ class Loans:
 
     def unpacked(self, parcel: Parcel) -> Tensors:
         """The tensors, without a copy: the block is on loan for as long as one of them is alive."""
-        owner = self.blocks.setdefault(parcel.number, parcel.block).numpy()
+        if parcel.block is not None:
+            self.blocks[parcel.number] = parcel.block
+        owner = self.blocks[parcel.number].numpy()
         self.owners[parcel.number] = weakref.ref(owner)
         return parcel._replace(block=torch.from_numpy(owner)).views()
 
@@ -116,7 +132,7 @@ def sealed(message: Any, shelf: Shelf | None = None) -> Any:
         return message
     tensors, parcel = getattr(message, name), None
     if shelf is not None and isinstance(message, Upload) and message.shared:
-        message, parcel = replace(message, shared={}), shelf.put(message.shared)
+        message, parcel = replace(message, shared={}), shelf.send(message.shared)
     return Sealed(replace(message, **{name: {}}), tuple(tensors), to_bytes(tensors), parcel)
 
 
