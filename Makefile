@@ -52,6 +52,7 @@ bench: $(READY) ## Speed against plain loops and libraries, growth, and a profil
 	$(BIN)/python benchmarks/profiling.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/flower.py
+	$(BIN)/python tools/pages.py
 
 adversaries: $(READY) ## Attacks inside the federation and the cost of privacy, with and without defences (about 10 minutes)
 	$(BIN)/python benchmarks/adversaries.py experiments/byzantine.toml results/byzantine

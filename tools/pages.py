@@ -1,4 +1,8 @@
-"""Puts the benchmarks' latest figures into docs/speed.md and docs/scaling.md, between the marks that name the file."""
+"""`python tools/pages.py`: puts the latest figures into README.md, docs/speed.md and docs/scaling.md.
+
+Each stands between marks `<!-- name -->` and `<!-- /name -->`: `steps`, `rounds`, `growth` and `profiling` come from
+`benchmarks/NAME.json`, `benchmark` from `results/benchmark-cpu/table.json`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-PAGES = ("speed.md", "scaling.md")
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "docs/speed.md", "docs/scaling.md")
 
 
 def table(content: dict[str, Any]) -> str:
@@ -38,6 +42,36 @@ def where(machine: dict[str, Any]) -> str:
     )
 
 
+def comparison(content: dict[str, Any], part: str = "Digits") -> str:
+    """Robust and standard accuracy of every method and setting, the paper's in brackets."""
+    numbers = [number for number in content["numbers"] if number["part"] == part]
+    columns = list(dict.fromkeys(number["column"] for number in numbers))
+    lines = [
+        "| method | " + " | ".join(f"{column}: RA | SA" for column in columns) + " | MACs |",
+        "|---" * (2 * len(columns) + 2) + "|",
+    ]
+    for row in dict.fromkeys(number["row"] for number in numbers):
+        found = {(n["column"], n["metric"]): n for n in numbers if n["row"] == row}
+        accuracies = [_beside(found.get((column, metric))) for column in columns for metric in ("RA", "SA")]
+        cost = found.get(("20 %", "T"))
+        lines.append(f"| {row} | {' | '.join(accuracies)} | {_cost(cost)} |")
+    seeds = ", ".join(map(str, content["seeds"]))
+    return "\n".join(lines) + f"\n\nSeeds: {seeds}. {content['caption']}"
+
+
+def _beside(number: dict[str, Any] | None) -> str:
+    """Our mean, with the standard deviation over seeds where there is one, and the paper's number."""
+    if number is None or number["mean"] is None:
+        return ""
+    std = "" if number["std"] is None else f" ± {number['std']:.1f}"
+    paper = "" if number["paper"] is None else f" ({number['paper']:.1f})"
+    return f"{number['mean']:.1f}{std}{paper}"
+
+
+def _cost(number: dict[str, Any] | None) -> str:
+    return "" if number is None or number["mean"] is None else f"{number['mean']:.3g}"
+
+
 def filled(page: str, found: dict[str, str]) -> str:
     """The page with each `<!-- name -->…<!-- /name -->` filled."""
     for name, text in found.items():
@@ -54,12 +88,15 @@ def main() -> None:
     """Fill the pages with what has been measured so far."""
     found = {}
     for name in ("steps", "rounds", "growth", "profiling"):
-        path = HERE / f"{name}.json"
+        path = ROOT / "benchmarks" / f"{name}.json"
         if path.exists():
             content = json.loads(path.read_text(encoding="utf-8"))
             found[name] = shares(content) if name == "profiling" else table(content)
+    results = ROOT / "results" / "benchmark-cpu" / "table.json"
+    if results.exists():
+        found["benchmark"] = comparison(json.loads(results.read_text(encoding="utf-8")))
     for name in PAGES:
-        path = HERE.parent / "docs" / name
+        path = ROOT / name
         path.write_text(filled(path.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 

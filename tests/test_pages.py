@@ -1,0 +1,56 @@
+"""The tables of README and docs, made from JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def pages() -> Any:
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "tools" / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def number(row: str, column: str, metric: str, mean: float | None, paper: float | None, std: float | None) -> Any:
+    return {
+        "part": "Digits",
+        "row": row,
+        "column": column,
+        "metric": metric,
+        "mean": mean,
+        "paper": paper,
+        "std": std,
+    }
+
+
+def test_the_comparison_shows_ours_beside_the_papers_and_leaves_empty_what_was_not_run(pages: Any) -> None:
+    content = {
+        "seeds": [1, 2],
+        "caption": "Small.",
+        "numbers": [
+            number("FedRBN", "20 %", "RA", 36.04, 55.8, 1.25),
+            number("FedRBN", "20 %", "SA", 74.0, None, None),
+            number("FedRBN", "20 %", "T", 0.4, 2.9, None),
+            number("FATBN", "20 %", "RA", None, 41.2, None),
+        ],
+    }
+    lines = pages.comparison(content).splitlines()
+    assert lines[0] == "| method | 20 %: RA | SA | MACs |"
+    assert lines[2] == "| FedRBN | 36.0 ± 1.2 (55.8) | 74.0 | 0.4 |"
+    assert lines[3] == "| FATBN |  |  |  |"
+    assert lines[-1] == "Seeds: 1, 2. Small."
+
+
+def test_only_the_place_between_the_marks_is_filled(pages: Any) -> None:
+    page = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\nkept\n<!-- /y -->\n"
+    assert pages.filled(page, {"x": "new"}) == page.replace("old", "new")
