@@ -25,7 +25,7 @@ from fedrbn.federated.privacy import from_config as privacy_of
 from fedrbn.federated.rules import aggregation
 from fedrbn.federated.server import Plan
 from fedrbn.hardware import cores, pick_device, pick_precision
-from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.dual_bn import DualNet, set_momentum
 from fedrbn.nets.fast import fast, in_precision
 from fedrbn.types import Execute, Member, ServerState
 
@@ -151,7 +151,10 @@ def build_network(
     if network is None:
         model = experiment.model
         network = nets.build(model.name, classes, model.width, image_shape, experiment.run.seed)
-    return method.network(network)
+    made = method.network(network)
+    if experiment.model.momentum is not None:
+        set_momentum(made, experiment.model.momentum)
+    return made
 
 
 def load_data(config: DataConfig) -> DataSet | Federation:

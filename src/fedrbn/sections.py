@@ -124,6 +124,8 @@ class ModelConfig(Section):
     """digits, alexnet, resnet18, or package.module:factory."""
     width: float = Field(default=1.0, gt=0, le=4)
     """Scales every layer's channels; 1 is the paper's network."""
+    momentum: float | None = Field(default=None, gt=0, le=1)
+    """How far running statistics of batch norm move towards those of a batch; None is the network's own, mostly 0.1."""
 
 
 class TrainConfig(Section):

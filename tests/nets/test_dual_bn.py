@@ -12,7 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from fedrbn.nets import build
-from fedrbn.nets.dual_bn import Affine, DualBatchNorm, DualNet, batch_norms, dual, load, plain, single, tensors
+from fedrbn.nets.dual_bn import (
+    Affine,
+    DualBatchNorm,
+    DualNet,
+    batch_norms,
+    dual,
+    load,
+    plain,
+    set_momentum,
+    single,
+    tensors,
+)
 from fedrbn.types import Branch, Stats
 
 CLEAN, NOISED = Branch.CLEAN, Branch.NOISED
@@ -553,3 +564,15 @@ class TestLoad:
 def net_of(net: DualNet) -> nn.Module:
     """The ordinary network behind a dual one."""
     return plain(net, CLEAN)
+
+
+@CONVERSIONS
+def test_momentum_is_the_share_of_the_way_to_the_statistics_of_a_batch(convert: Convert) -> None:
+    net = convert(nn.Sequential(nn.BatchNorm1d(1)))
+    set_momentum(net, 0.25)
+    for branch in Branch:
+        net(torch.tensor([[2.0], [6.0]]), branch, BATCH)
+    values = tensors(net)
+    for names in batch_norms(net):
+        passes = 2 if len(batch_norms(net)) == 1 else 1
+        assert values[names.statistics[0]].item() == pytest.approx(4 * (1 - 0.75**passes))

@@ -255,6 +255,13 @@ def plain(net: DualNet, branch: Branch) -> nn.Module:
     return network.eval()
 
 
+def set_momentum(net: DualNet, momentum: float) -> None:
+    """Let the running statistics of every batch norm move by this share of the way towards those of each batch."""
+    for layer in net.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.momentum = momentum
+
+
 @dataclass(frozen=True)
 class BNNames:
     """The names, in `tensors(net)`, of one batch-norm layer's tensors on one branch; without w, b if it has none."""

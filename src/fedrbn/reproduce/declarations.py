@@ -1,7 +1,8 @@
-"""What an experiment of the paper consists of, as its TOML file declares it: parts, each with rows and columns.
+"""What an experiment of the paper, or one of ours, consists of, as its TOML file declares it: parts, each a table.
 
-A cell of a part is its row and column together: the settings of the part, the row and the column make one run, and
-the row says what to read from that run. Settings are always those of the paper's size; a scale makes them smaller.
+A part has rows and columns. A cell is its row and column together: the settings of the part, the row and the column
+make one run, and the row says what to read from that run. Settings are always those of the paper's size; a scale makes
+them smaller.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Part(_Settings):
 
 
 class Declaration(BaseModel):
-    """An experiment of the paper."""
+    """An experiment."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -76,7 +77,7 @@ class Declaration(BaseModel):
     """That of its file."""
     title: str
     place: str
-    """Where it is in the paper."""
+    """Where it is in the paper, or in this project's documentation."""
     note: str = ""
     """Which setting it has, and what the paper leaves open."""
     metrics: tuple[str, ...] = ("RA", "SA")
@@ -98,31 +99,39 @@ class Declaration(BaseModel):
         return self
 
 
+FOLDERS = ("paper", "ours")
+"""Where declarations are, below `experiments`: those of the paper, and those that answer questions of our own."""
+
+
 def folder() -> Path:
-    """Where the declarations are: experiments/paper here, or else in the working copy that this package is part of."""
-    tried = [Path("experiments/paper"), Path(__file__).parents[3] / "experiments" / "paper"]
+    """The folder `experiments` here, or else in the working copy that this package is part of."""
+    tried = [Path("experiments"), Path(__file__).parents[3] / "experiments"]
     for path in tried:
-        if path.is_dir():
+        if (path / FOLDERS[0]).is_dir():
             return path
     raise ConfigError(
-        "got no folder experiments/paper; expected it in the current directory. Run the command in a working copy of "
-        "the project, which has the declarations of the paper's experiments."
+        f"got no folder experiments/{FOLDERS[0]}; expected it in the current directory. Run the command in a working "
+        "copy of the project, which has the declarations of the experiments."
     )
 
 
 def names() -> list[str]:
     """All experiments."""
-    return sorted(path.stem for path in folder().glob("*.toml"))
+    return sorted(_files())
+
+
+def _files() -> dict[str, Path]:
+    return {path.stem: path for name in FOLDERS for path in sorted((folder() / name).glob("*.toml"))}
 
 
 def read(name: str) -> Declaration:
     """An experiment by its name."""
-    known = names()
+    known = _files()
     if name not in known:
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         remedy = f"Did you mean {nearest[0]!r}?" if nearest else "fedrbn reproduce --list shows all."
-        raise ConfigError(f"got experiment {name!r}; expected one of {', '.join(known)}. {remedy}")
-    path = folder() / f"{name}.toml"
+        raise ConfigError(f"got experiment {name!r}; expected one of {', '.join(sorted(known))}. {remedy}")
+    path = known[name]
     try:
         return Declaration.model_validate({"name": name, **tomllib.loads(path.read_text(encoding="utf-8"))})
     except (tomllib.TOMLDecodeError, ValidationError) as error:

@@ -31,11 +31,11 @@ class Scale:
     """Factor on the share of images, unless that leaves a user with fewer than `least_images` to train on."""
     least_images: int = 8
     rounds: float = 1.0
-    """Factor on rounds, and on the iterations of fine-tuning."""
+    """Factor on rounds, on those of warm-up, and on the iterations of fine-tuning."""
     lr: float = 1.0
     """Factor on a constant learning rate: fewer steps need larger ones."""
     clip: float | None = None
-    """Norm to which the gradient of PNC is clipped (Algorithm 3) where it would not be: large steps need it."""
+    """Norm to which the gradient of PNC is clipped (Algorithm 3) where nothing is said: large steps need it."""
     validations: int | None = None
     """How often a run is validated; None is after every round."""
     steps: int | None = None
@@ -110,11 +110,15 @@ def scaled(experiment: Experiment, scale: Scale) -> Experiment:
         changes["data"] = {"image_size": scale.photograph}
     if scale.steps is not None:
         changes["attack"] = {"steps": scale.steps}
-    if experiment.method.ft_iterations is not None:
-        changes["method"] = {"ft_iterations": max(1, round(experiment.method.ft_iterations * scale.rounds))}
+    method = {
+        key: max(1, round(value * scale.rounds))
+        for key in ("ft_iterations", "warmup")
+        if (value := getattr(experiment.method, key))
+    }
     own = resolved(experiment).method
-    if scale.clip is not None and own.lam and own.clip == "off":
-        changes["method"] = {"clip": scale.clip}
+    if scale.clip is not None and own.lam and own.clip == "off" and experiment.method.clip is None:
+        method["clip"] = scale.clip
+    changes["method"] = method
     return with_changes(experiment, changes)
 
 
