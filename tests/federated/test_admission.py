@@ -13,7 +13,7 @@ from torch import Tensor
 
 from federated.tiny import clients, plan, site
 from fedrbn.attacks import PGD
-from fedrbn.federated.admission import Gate, UploadError, layer_of, length, worst_layer
+from fedrbn.federated.admission import Gate, UploadError, layer_of, length, scratch, worst_layer
 from fedrbn.federated.executors import serial
 from fedrbn.federated.methods import METHODS, fedrbn
 from fedrbn.federated.server import federate, initial_state
@@ -27,7 +27,7 @@ PLAN = plan(METHOD, PLACE.net, list(WHO.values()))
 START = initial_state(PLACE.net, PLAN)
 SENT = {**START.shared, **START.personal["c0"]}
 LENGTHS = {name: length(tensor) for name, tensor in SENT.items() if tensor.is_floating_point()}
-GATE = Gate(PLAN.members[0], SENT, LENGTHS, PLAN.names, max_update=10.0)
+GATE = Gate(PLAN.members[0], SENT, LENGTHS, PLAN.names, max_update=10.0, scratch=scratch())
 WEIGHT, VARIANCE, MEAN = "network.1.weight", "network.2.noised.running_var", "network.2.clean.running_mean"
 
 

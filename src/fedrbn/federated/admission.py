@@ -47,13 +47,16 @@ class Gate:
     """Their norms: those of the shared ones are worked out once for all clients."""
     names: Layout
     max_update: float
+    scratch: Tensor
+    """Where differences are worked out, the same for all clients: memory taken and given back for each upload would
+    leave holes between what is kept of the uploads, and the server would grow with the number of clients."""
 
     def admit(self, upload: Upload) -> Movement:
         """Let a sound upload pass, and say how far it moved; raise `UploadError` with the reason if it is not sound."""
         for objection in self._wrong_form(upload):
             raise UploadError(objection)
         values = {n: tensor for n, tensor in {**upload.shared, **upload.personal}.items() if tensor.is_floating_point()}
-        distances = {name: _distance(tensor, self.sent[name]) for name, tensor in values.items()}
+        distances = {name: _distance(tensor, self.sent[name], self.scratch) for name, tensor in values.items()}
         for objection in self._wrong_values(values, distances):
             raise UploadError(objection)
         moved = self._movement(distances)
@@ -165,8 +168,19 @@ def length(tensor: Tensor) -> float:
     return math.hypot(*(_length(part) for part in _chunks(tensor)))
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    return math.hypot(*(_length(a - b) for a, b in zip(_chunks(one), _chunks(other), strict=True)))
+def scratch() -> Tensor:
+    """Memory for the differences of float32 numbers."""
+    return torch.empty(_CHUNK)
+
+
+def _distance(one: Tensor, other: Tensor, scratch: Tensor) -> float:
+    own = one.dtype == scratch.dtype
+    return math.hypot(
+        *(
+            _length(torch.sub(a, b, out=scratch[: len(a)]) if own else a - b)
+            for a, b in zip(_chunks(one), _chunks(other), strict=True)
+        )
+    )
 
 
 def _length(part: Tensor) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fedrbn.config import ConfigError, FaultsConfig, TrainConfig
-from fedrbn.federated.admission import Gate, Movement, length
+from fedrbn.federated.admission import Gate, Movement, length, scratch
 from fedrbn.federated.aggregation import Aggregate, Contribution, Layout, Local, mean
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.intake import Intake, TooFewClientsError
@@ -270,11 +270,11 @@ def _contributions(
 def _gates(state: ServerState, asked: list[Member], plan: Plan) -> dict[str, Gate]:
     """What each client's upload is looked at with."""
     lengths = {name: length(tensor) for name, tensor in state.shared.items()}
-    gates = {}
+    gates, place = {}, scratch()
     for member in asked:
         own = state.personal[member.id]
         theirs = lengths | {name: length(tensor) for name, tensor in own.items() if tensor.is_floating_point()}
-        gates[member.id] = Gate(member, {**state.shared, **own}, theirs, plan.names, plan.faults.max_update)
+        gates[member.id] = Gate(member, {**state.shared, **own}, theirs, plan.names, plan.faults.max_update, place)
     return gates
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedrbn import plugins
-from fedrbn.figures import bars, curves, epsilon, lines, penultimate, samples, statistics, style
+from fedrbn.figures import bars, curves, epsilon, lines, penultimate, samples, statistics, style, transfer
 from fedrbn.figures.sources import Request
 
 
@@ -71,6 +71,10 @@ FIGURES: Mapping[str, Entry] = {
     "penultimate-transfer": Entry(
         "The penultimate layer through trained and transferred BN_a", "fig:pen_fea_viz_BNa_FRP-full-OtoM",
         "two runs: of reproduce benchmark, or --run DIR --run DIR", penultimate.transfer_penultimate,
+    ),
+    "transfer": Entry(
+        "Robustness by donor and receiver, and the similarity of their batch norm", "docs/transfer.md",
+        "reproduce transfer, with its runs", transfer.transfer, "transfer",
     ),
     "samples": Entry("Images of every domain", "fig:dataset_samples", "--data NAME (digits)", samples.samples),
     "epsilon": Entry("RA over ε as three adversaries see it", "not in the paper", "--run DIR", epsilon.epsilon),

@@ -1,0 +1,163 @@
+"""Which donors help which receivers: robustness by pairs of domains, and what the similarity of Eq. 4 says of it.
+
+Drawn from the runs of `fedrbn reproduce transfer`, in which one domain after another is the only one with AT. Left, the
+robust accuracy of every domain's user by the domain of the donor. Right, what FedRBN adds to FATBN for each pair, over
+the similarity of their clean batch norm at the end of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import correlation, mean
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedrbn.federated.propagation import similarity
+from fedrbn.figures import style
+from fedrbn.figures.sources import FigureError, Request, cell_runs, results
+from fedrbn.loading import load
+from fedrbn.reproduce import reading
+from fedrbn.types import Role
+
+EXPERIMENT = "transfer"
+PROPAGATED, PLAIN = "FedRBN", "FATBN"
+"""The parts of the experiment: with propagation and calibration, and without."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A receiver and the only donor there was, in a run with propagation and in one without."""
+
+    donor: str
+    receiver: str
+    similarity: float
+    robust: float
+    """RA with propagation, in %."""
+    gain: float
+    """Points of RA more than without."""
+
+
+def pairs(request: Request) -> list[Pair]:
+    """All pairs of domains, each the mean over the seeds that both methods have."""
+    seeds = results(request, EXPERIMENT).seeds
+    runs = cell_runs(request, EXPERIMENT, seeds)
+    found: list[Pair] = []
+    for column in dict.fromkeys(column for _, _, column in runs):
+        ours = _finished(runs, PROPAGATED, column)
+        theirs = _finished(runs, PLAIN, column)
+        if not ours or len(ours) != len(theirs):
+            raise FigureError(
+                f"got {len(ours)} finished runs of {PROPAGATED} and {len(theirs)} of {PLAIN} with {column}; expected "
+                f"as many of each. Make them: {request.command(EXPERIMENT, column)}"
+            )
+        found += _of_donor(ours, theirs)
+    return found
+
+
+def _finished(runs: Mapping[tuple[str, str, str], Sequence[Path]], part: str, column: str) -> list[Path]:
+    """The runs of a column: the same for all rows, which read different domains."""
+    paths = next(paths for (own, _, heading), paths in runs.items() if (own, heading) == (part, column))
+    return [path for path in paths if reading.evaluation(path) is not None]
+
+
+def _of_donor(ours: Sequence[Path], theirs: Sequence[Path]) -> list[Pair]:
+    near = [_similarities(path) for path in ours]
+    with_, without = ([_robust(path) for path in paths] for paths in (ours, theirs))
+    (donor,) = {name for name, _ in near[0]}
+    return [
+        Pair(
+            donor,
+            receiver,
+            mean(one[donor, receiver] for one in near),
+            mean(one[receiver] for one in with_),
+            mean(one[receiver] for one in with_) - mean(one[receiver] for one in without),
+        )
+        for receiver in with_[0]
+    ]
+
+
+def _similarities(path: Path) -> dict[tuple[str, str], float]:
+    """Eq. 4's similarity of each user to the only AT user, by (donor's domain, receiver's domain)."""
+    trained = load(path)
+    members = trained.plan.members
+    (donor,) = [member for member in members if member.role is Role.AT]
+    scores = similarity(
+        trained.state.personal, [member.id for member in members], [donor.id], trained.plan.names.batch_norms
+    )
+    return {(donor.domain, member.domain): float(score) for member, score in zip(members, scores[:, 0], strict=True)}
+
+
+def _robust(path: Path) -> dict[str, float]:
+    record: dict[str, Any] = reading.evaluation(path) or {}
+    return {domain: 100 * float(values["ra"]) for domain, values in record["domains"].items()}
+
+
+def transfer(request: Request) -> Figure:
+    """The two panels."""
+    found = pairs(request)
+    domains = list(dict.fromkeys(pair.receiver for pair in found))
+    figure = style.page(style.TEXT, 3.0)
+    left, right = figure.subplots(1, 2, width_ratios=(1.05, 1))
+    _matrix(left, found, domains)
+    _scatter(right, found, domains)
+    table = results(request, EXPERIMENT)
+    others = [pair for pair in found if pair.donor != pair.receiver]
+    r = correlation([pair.similarity for pair in others], [pair.gain for pair in others])
+    return style.finish(
+        figure,
+        table.provenance(
+            f"Brackets: the points that FedRBN adds to FATBN. Hollow: the donor itself. Pearson's r of "
+            f"the {len(others)} pairs of different domains: {r:.2f}."
+        ),
+    )
+
+
+def _matrix(axes: Axes, found: Sequence[Pair], domains: Sequence[str]) -> None:
+    """RA with propagation by donor (columns) and receiver (rows), and in brackets what it adds."""
+    values = np.zeros((len(domains), len(domains)))
+    for pair in found:
+        row, column = domains.index(pair.receiver), domains.index(pair.donor)
+        values[row, column] = pair.robust
+        axes.text(
+            column,
+            row,
+            f"{pair.robust:.0f}\n({pair.gain:+.0f})",
+            ha="center",
+            va="center",
+            fontsize=6.5,
+            color="white" if pair.robust > 50 else "black",
+        )
+    axes.imshow(values, cmap="Blues", vmin=0, vmax=100)
+    axes.set_xticks(range(len(domains)), domains, rotation=30, ha="right")
+    axes.set_yticks(range(len(domains)), domains)
+    axes.set(xlabel="the only AT domain", ylabel="receiver", title="RA of FedRBN, in %")
+    axes.grid(visible=False)
+
+
+def _scatter(axes: Axes, found: Sequence[Pair], domains: Sequence[str]) -> None:
+    """What propagation adds over the similarity of batch norm."""
+    axes.axhline(0, color=style.GREY, linewidth=0.6)
+    markers = "os^DvPX"
+    for index, domain in enumerate(domains):
+        own = [pair for pair in found if pair.receiver == domain]
+        colour, marker = style.SERIES[index % len(style.SERIES)], markers[index % len(markers)]
+        for pair in own:
+            itself = pair.donor == pair.receiver
+            axes.plot(
+                pair.similarity,
+                pair.gain,
+                marker,
+                color=colour,
+                markersize=5 if itself else 4,
+                markerfacecolor="none" if itself else colour,
+                label=domain if pair is own[0] else None,
+            )
+    axes.set(
+        xlabel="similarity to the donor (Eq. 4)", ylabel="points of RA more than FATBN", title="What propagation adds"
+    )
+    axes.legend(title="receiver", loc="best")
