@@ -32,7 +32,7 @@ from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.executors import Site, serial
 from fedrbn.federated.free import Free
 from fedrbn.federated.intake import FederationError
-from fedrbn.federated.objectives import Fractional, Standard
+from fedrbn.federated.objectives import Fractional, OneStep, Standard
 from fedrbn.federated.server import Phase, Plan
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, tensors
 from fedrbn.planner import Duty, units
@@ -153,6 +153,8 @@ def paper_units(course: Course, role: Role) -> float:
         return share * adversarial + (1 - share) * standard
     if method.calibration is None or method.calibration.lam == 0 or not _calibrates(course.plan):
         return standard
+    if isinstance(method.calibration, OneStep):  # two passes, each forward and backward, on its share of the batches
+        return standard * (1 + method.calibration.share)
     return units(Duty.PNC, 0, method.calibration.lam)
 
 
@@ -164,13 +166,20 @@ def actual_macs(course: Course) -> dict[Role, int]:
 
 def actual_macs_of(net: DualNet, plan: Plan, role: Role, image_shape: tuple[int, int, int]) -> int:
     """MACs per image of a local update by a client of this role; changes the network's weights."""
+    return round(sum(share * _trial(net, each, role, image_shape) for share, each in _kinds(plan, role)))
+
+
+def _kinds(plan: Plan, role: Role) -> list[tuple[float, Plan]]:
+    """Where batches of two kinds are drawn at random, a plan for each kind and its share: no mean of a few draws."""
     method = plan.method
-    if role is Role.ST or not isinstance(method.at, Fractional):
-        return round(_trial(net, plan, role, image_shape))
-    # Which batches are adversarial is drawn at random: the mean of both kinds, not of a few draws.
-    kinds = ((method.at.share, method.at.adversarial), (1 - method.at.share, Standard()))
-    plans = [(share, replace(plan, method=replace(method, at=objective))) for share, objective in kinds]
-    return round(sum(share * _trial(net, each, role, image_shape) for share, each in plans))
+    if role is Role.AT and isinstance(method.at, Fractional):
+        share, one, other = (method.at.share, replace(method, at=method.at.adversarial), replace(method, at=Standard()))
+    elif role is Role.ST and isinstance(method.calibration, OneStep):
+        share = method.calibration.share
+        one, other = (replace(method, calibration=replace(method.calibration, share=always)) for always in (1.0, 0.0))
+    else:
+        return [(1.0, plan)]
+    return [(share, replace(plan, method=one)), (1 - share, replace(plan, method=other))]
 
 
 def _trial(net: DualNet, plan: Plan, role: Role, image_shape: tuple[int, int, int]) -> float:

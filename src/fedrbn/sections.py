@@ -176,8 +176,8 @@ class MethodConfig(Section):
     """The federated method and its options; None means the method's own default."""
 
     name: str = "fedrbn"
-    """fedrbn, fedrbn-noprop, fatavg, fatprox, fatbn, fatavg+dbn, fatmeta, fedrob, fatavg-free, fatbn-free, local-at,
-    finetune, or package.module:object."""
+    """fedrbn, fedrbn+, fedrbn-noprop, fatavg, fatprox, fatbn, fatavg+dbn, fatmeta, fedrob, fatavg-free, fatbn-free,
+    local-at, finetune, or package.module:object."""
     lam: float | None = Field(default=None, ge=0, le=1)
     """λ of Eq. 5, the weight of the calibration loss of ST users."""
     weighting: Literal["cosine", "uniform"] | None = None

@@ -14,7 +14,7 @@ from fedrbn.federated.affine import AffineTraining
 from fedrbn.federated.aggregation import Local
 from fedrbn.federated.free import Free
 from fedrbn.federated.methods import METHODS, FineTuning, Method, fatavg, fatbn, fedrbn
-from fedrbn.federated.objectives import Adversarial, Calibrated, Fractional, Mart, Objective, Standard, Trades
+from fedrbn.federated.objectives import Adversarial, Calibrated, Fractional, Mart, Objective, OneStep, Standard, Trades
 from fedrbn.federated.options import configure, settings
 from fedrbn.federated.propagation import Propagation, Weighting
 from fedrbn.federated.training import Meta, Sgd, Training
@@ -29,6 +29,7 @@ def test_the_rows_of_the_table() -> None:
     none, norm, everything = Local.NOTHING, Local.BATCH_NORM, Local.EVERYTHING
     table: dict[str, tuple[bool, Local, Training, Branch]] = {
         "fedrbn": (True, norm, Sgd(), Branch.NOISED),
+        "fedrbn+": (True, norm, Sgd(), Branch.CLEAN),
         "fatavg": (False, none, Sgd(), Branch.CLEAN),
         "fatprox": (False, none, Sgd(1e-3), Branch.CLEAN),
         "fatbn": (False, norm, Sgd(), Branch.CLEAN),
@@ -43,10 +44,11 @@ def test_the_rows_of_the_table() -> None:
     }
     assert {name: (m.dual_bn, m.local, m.training, m.predict) for name, m in rows.items()} == table
     assert [m.name for m in rows.values()] == list(METHODS)
-    assert [name for name, m in rows.items() if m.propagation is not None] == ["fedrbn"]
-    assert [name for name, m in rows.items() if m.calibration is not None] == ["fedrbn"]
+    assert [name for name, m in rows.items() if m.propagation is not None] == ["fedrbn", "fedrbn+"]
+    assert [name for name, m in rows.items() if m.calibration is not None] == ["fedrbn", "fedrbn+"]
     assert rows["fedrbn"].propagation == Propagation(Weighting.COSINE, 0.01)
     assert rows["fedrbn"].calibration == Calibrated(0.5, None)
+    assert rows["fedrbn+"].calibration == OneStep(0.7, ATTACK.eps, (0.0, 1.0), 0.9)
 
 
 def test_who_minimises_what() -> None:
@@ -264,3 +266,13 @@ def test_a_calibration_of_ones_own_keeps_its_kind_when_options_are_set(plugin: s
     assert type(own) is not Calibrated
     assert configure(MethodConfig(name=name, lam=0.25), ATTACK).calibration == replace(own, lam=0.25)
     assert configure(MethodConfig(name=name, clip="off"), ATTACK).calibration == replace(own, clip=None)
+
+
+def test_ours_takes_a_weight_and_a_warm_up_but_nothing_to_clip() -> None:
+    made = configure(MethodConfig(name="fedrbn+", lam=0.5, warmup=3), ATTACK)
+    assert made.calibration == OneStep(0.5, ATTACK.eps)
+    assert made.warmup == 3
+    with pytest.raises(ConfigError, match=r"got method\.clip for method 'fedrbn\+'"):
+        configure(MethodConfig(name="fedrbn+", clip=10.0), ATTACK)
+    with pytest.raises(ConfigError, match=r"got attack .* for fedrbn\+, which makes its own noise"):
+        METHODS["fedrbn+"](lambda loss, x, generator: x)

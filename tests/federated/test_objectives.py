@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from federated.tiny import network, samples
 from fedrbn.attacks import PGD
 from fedrbn.attacks.protocols import Loss
-from fedrbn.federated.objectives import Adversarial, Calibrated, Standard, clamp, evaluating
+from fedrbn.federated.objectives import Adversarial, Calibrated, OneStep, Standard, clamp, evaluating
 from fedrbn.nets.dual_bn import DualNet, dual, load, plain, tensors
 from fedrbn.types import Branch, Tensors
 
@@ -224,3 +224,50 @@ def test_evaluating_puts_every_mode_back_as_it_was_even_after_an_error() -> None
     with pytest.raises(ZeroDivisionError), evaluating(net):
         raise ZeroDivisionError
     assert [module.training for module in net.modules()] == before
+
+
+@pytest.mark.parametrize("lam", [0.25, 0.7, 1.0])
+def test_one_step_trains_bn_c_on_the_image_and_bn_a_on_a_step_along_its_gradient(net: DualNet, lam: float) -> None:
+    """Oracle: ordinary networks, one for each branch; the step is that of an ordinary network in train mode."""
+    ordinary, pixels = plain(net, Branch.CLEAN).train(), X.clone().requires_grad_()
+    F.cross_entropy(ordinary(pixels), Y).backward()
+    assert pixels.grad is not None
+    attacked = (X + 0.1 * pixels.grad.sign()).clamp(0, 1)
+    assert (attacked - X).abs().max() == pytest.approx(0.1)
+    clean = plain_gradients(net, Branch.CLEAN, X, batch_statistics=True)
+    noised = plain_gradients(net, Branch.NOISED, attacked, batch_statistics=True)
+    before = snapshot(net)
+    loss = OneStep(lam, eps=0.1, share=1.0)(net, X, Y, random())
+    assert_same(gradients(net), [(1 - lam) * c + lam * n for c, n in zip(clean, noised, strict=True)])
+    parts = {
+        branch: F.cross_entropy(plain(net, branch).train()(x), Y).item()
+        for branch, x in ((Branch.CLEAN, X), (Branch.NOISED, attacked))
+    }
+    assert loss == pytest.approx((1 - lam) * parts[Branch.CLEAN] + lam * parts[Branch.NOISED])
+    after = tensors(net)
+    assert all(not torch.equal(after[name], before[name]) for name in (*BN_A, *BN_C)), "both branches follow their data"
+
+
+def test_one_step_is_standard_training_on_the_batches_that_are_not_its_own(net: DualNet) -> None:
+    expected = plain_gradients(net, Branch.CLEAN, X, batch_statistics=True)
+    for objective in (OneStep(0.7, eps=0.1, share=0.0), OneStep(0.0, eps=0.1)):
+        net.zero_grad()
+        before = snapshot(net)
+        objective(net, X, Y, random())
+        assert_same(gradients(net), expected)
+        assert all(torch.equal(tensors(net)[name], before[name]) for name in BN_A)
+
+
+def test_one_step_attacks_its_share_of_the_batches(net: DualNet) -> None:
+    generator = random()
+    objective = OneStep(0.7, eps=0.1, share=0.25)
+    with passes(net) as seen:
+        for _ in range(400):
+            objective(net, X, Y, generator)
+    assert len(seen) - 400 == pytest.approx(100, abs=4 * (400 * 0.25 * 0.75) ** 0.5)
+
+
+def test_one_step_goes_forward_and_back_twice_and_no_more(net: DualNet) -> None:
+    with passes(net) as seen:
+        OneStep(0.7, eps=0.1, share=1.0)(net, X, Y, random())
+    assert seen == [(8, True), (8, True)]

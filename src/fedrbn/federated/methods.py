@@ -16,7 +16,7 @@ from fedrbn.federated.affine import AffineTraining, check_memory
 from fedrbn.federated.aggregation import Local
 from fedrbn.federated.free import Free
 from fedrbn.federated.freezing import first_layers
-from fedrbn.federated.objectives import Adversarial, Calibrated, Objective, Standard
+from fedrbn.federated.objectives import Adversarial, Calibrated, Calibration, Objective, OneStep, Standard
 from fedrbn.federated.propagation import Propagation
 from fedrbn.federated.training import Meta, Sgd, Training
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, single
@@ -42,8 +42,8 @@ class Method:
     """What AT users minimise."""
     st: Objective = field(default_factory=Standard)
     """What ST users minimise while they have no estimated BN_a."""
-    calibration: Calibrated | None = None
-    """What ST users minimise once they have one (Eq. 5); None is standard training throughout."""
+    calibration: Calibration | None = None
+    """What ST users minimise once they have one (Eq. 5, or ours); None is standard training throughout."""
     warmup: int = 0
     """Rounds at the start without calibration."""
     dual_bn: bool = False
@@ -139,6 +139,15 @@ def fedrbn(attack: Attack) -> Method:
     )
 
 
+def fedrbn_plus(attack: Attack) -> Method:
+    """Ours: ST users calibrate with attacked images, which a step along the gradient of their clean pass gives.
+
+    BN_c, which has been next to attacked images in training, is then as robust as BN_a and more accurate: it predicts.
+    """
+    eps, box = _ball(attack, "fedrbn+, which makes its own noise")
+    return replace(fedrbn(attack), name="fedrbn+", calibration=OneStep(0.7, eps, box), predict=Branch.CLEAN)
+
+
 def fatavg(attack: Attack) -> Method:
     """Federated adversarial training: FedAvg, where AT users train adversarially."""
     return Method("fatavg", at=Adversarial(attack))
@@ -195,16 +204,23 @@ def finetune(attack: Attack) -> Method:
 
 
 def _free(attack: Attack) -> Free:
+    eps, box = _ball(attack, "Free AT, which makes its own noise")
+    return Free(eps, box=box)
+
+
+def _ball(attack: Attack, what: str) -> tuple[float, tuple[float, float]]:
+    """ε and the box of a built-in attack, for a method that does not use the attack itself."""
     if not isinstance(attack, PGD):
         raise ConfigError(
-            f"got attack {type(attack).__name__} for Free AT, which makes its own noise within the attack's ε; "
-            "expected a built-in attack. Set attack.name to pgd and attack.eps to the radius."
+            f"got attack {type(attack).__name__} for {what} within the attack's ε; expected a built-in attack. Set "
+            "attack.name to pgd and attack.eps to the radius."
         )
-    return Free(attack.eps, box=attack.box)
+    return attack.eps, attack.box
 
 
 METHODS: Mapping[str, Callable[[Attack], Method]] = {
     "fedrbn": fedrbn,
+    "fedrbn+": fedrbn_plus,
     "fatavg": fatavg,
     "fatprox": fatprox,
     "fatbn": fatbn,

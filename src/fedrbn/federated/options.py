@@ -14,7 +14,7 @@ from fedrbn.federated.aggregation import Local
 from fedrbn.federated.donors import Combine, Guard
 from fedrbn.federated.free import Free
 from fedrbn.federated.methods import METHODS, Method
-from fedrbn.federated.objectives import Adversarial, Fractional, Mart, Objective, Trades
+from fedrbn.federated.objectives import Adversarial, Calibrated, Fractional, Mart, Objective, Trades
 from fedrbn.federated.propagation import Weighting
 from fedrbn.federated.training import Meta, Sgd
 from fedrbn.nets.dual_bn import Affine
@@ -26,7 +26,7 @@ AT_LOSSES: Mapping[str, type[Adversarial | Trades | Mart]] = {"ce": Adversarial,
 
 def configure(config: MethodConfig, attack: Attack) -> Method:
     """The named method with the given options in place of its own; an option it does not have is refused."""
-    method = _named(config, attack)
+    method = named(config.name, attack)
     known = options(method)
     useless = {key for key, value in config.model_dump(exclude={"name"}).items() if value is not None} - known
     if useless:
@@ -60,8 +60,9 @@ def settings(method: Method) -> dict[str, Any]:
             **_guard_settings(method.propagation.guard),
         }
     if method.calibration is not None:
-        clip = method.calibration.clip
-        values |= {"lam": method.calibration.lam, "clip": "off" if clip is None else clip, "warmup": method.warmup}
+        values |= {"lam": method.calibration.lam, "warmup": method.warmup}
+    if isinstance(method.calibration, Calibrated):
+        values["clip"] = "off" if method.calibration.clip is None else method.calibration.clip
     return values | _training_settings(method)
 
 
@@ -99,16 +100,17 @@ def _at_settings(objective: Objective) -> dict[str, Any]:
     return {"at_loss": named[0], "at_share": share, **beta}
 
 
-def _named(config: MethodConfig, attack: Attack) -> Method:
-    if config.name in METHODS:
-        return METHODS[config.name](attack)
-    if not plugins.is_reference(config.name):
-        raise plugins.unknown("method", config.name, METHODS)
-    found = plugins.resolve(config.name)
+def named(name: str, attack: Attack) -> Method:
+    """A method by its name in `METHODS`, or one's own by `package.module:object`."""
+    if name in METHODS:
+        return METHODS[name](attack)
+    if not plugins.is_reference(name):
+        raise plugins.unknown("method", name, METHODS)
+    found = plugins.resolve(name)
     method = found(attack) if callable(found) else found
     if not isinstance(method, Method):
         raise ConfigError(
-            f"got {config.name!r}, which gives {type(method).__name__}; expected a fedrbn.Method, or a function of "
+            f"got {name!r}, which gives {type(method).__name__}; expected a fedrbn.Method, or a function of "
             "the attack that returns one."
         )
     return method
@@ -137,10 +139,10 @@ def _with_options(method: Method, config: MethodConfig) -> Method:
         )
         changes["propagation"] = replace(method.propagation, weighting=weighting, temperature=temperature, guard=guard)
     if method.calibration is not None:
-        clip = method.calibration.clip if config.clip is None else config.clip
-        changes["calibration"] = replace(
-            _replaced(method.calibration, lam=config.lam), clip=None if clip == "off" else clip
-        )
+        changes["calibration"] = _replaced(method.calibration, lam=config.lam)
+        if config.clip is not None:
+            clip = None if config.clip == "off" else config.clip
+            changes["calibration"] = replace(changes["calibration"], clip=clip)
     if method.fine_tuning is not None:
         changes["fine_tuning"] = _replaced(method.fine_tuning, iterations=config.ft_iterations, freeze=config.freeze)
     return replace(method, **changes, **_training_changes(method, config), at=_at_objective(method, config))

@@ -21,6 +21,7 @@ MOST_NAMED = 4
 
 PAPER_NAMES = {
     "fedrbn": "FedRBN",
+    "fedrbn+": "FedRBN+",
     "fedrbn-noprop": "FedRBN without propagation",
     "fatbn": "FATBN",
     "fatavg": "FATAvg",

@@ -13,8 +13,7 @@ from fedrbn.assembly import resolved
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, Experiment, MethodConfig
 from fedrbn.data import AVAILABLE
-from fedrbn.federated.methods import METHODS
-from fedrbn.federated.options import options
+from fedrbn.federated.options import named, options
 from fedrbn.reproduce.declarations import Column, Declaration, Part, Row
 from fedrbn.reproduce.scales import Scale, scaled, with_changes
 
@@ -135,7 +134,7 @@ def declared_run(part: Part, row: Row, column: Column) -> Experiment:
     Options of the method that a column or part sets hold for those rows whose method has them.
     """
     values = config.with_settings({}, [*part.settings, *row.settings, *column.settings])
-    method = METHODS[values["method"]["name"]](PGD())
+    method = named(values["method"]["name"], PGD())
     unknown = values["method"].keys() - MethodConfig.model_fields.keys()
     kept = {"name", *options(method), *unknown}  # what no method has is left in, for the config to refuse
     return config.make({**values, "method": {key: v for key, v in values["method"].items() if key in kept}})
