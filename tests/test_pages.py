@@ -45,7 +45,7 @@ def test_the_comparison_shows_ours_beside_the_papers_and_leaves_empty_what_was_n
         ],
     }
     lines = pages.comparison(content).splitlines()
-    assert lines[0] == "| method | 20 %: RA | SA | MACs |"
+    assert lines[0] == "| method | 20 %: RA | SA | T |"
     assert lines[2] == "| FedRBN | 36.0 ± 1.2 (55.8) | 74.0 | 0.4 |"
     assert lines[3] == "| FATBN |  |  |  |"
     assert lines[-1] == "Seeds: 1, 2. Small."

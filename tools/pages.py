@@ -1,7 +1,7 @@
-"""`python tools/pages.py`: puts the latest figures into README.md, docs/speed.md and docs/scaling.md.
+"""`python tools/pages.py`: puts the latest figures into README.md and the pages of docs that show figures.
 
 Each stands between marks `<!-- name -->` and `<!-- /name -->`: `steps`, `rounds`, `growth` and `profiling` come from
-`benchmarks/NAME.json`, `benchmark` from `results/benchmark-cpu/table.json`.
+`benchmarks/NAME.json`; `benchmark`, `plus` and `parts` from tables in `results`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/speed.md", "docs/scaling.md")
+PAGES = ("README.md", "docs/speed.md", "docs/scaling.md", "docs/plus.md")
+RESULTS = {
+    "benchmark": ("benchmark-cpu", "Digits"),
+    "plus": ("plus-cpu", "Digits"),
+    "parts": ("plus-cpu", "Which part gives what"),
+}
+"""Tables of `fedrbn reproduce`: the folder, and the part of the table."""
 
 
 def table(content: dict[str, Any]) -> str:
@@ -43,17 +49,17 @@ def where(machine: dict[str, Any]) -> str:
 
 
 def comparison(content: dict[str, Any], part: str = "Digits") -> str:
-    """Robust and standard accuracy of every method and setting, the paper's in brackets."""
+    """Robust and standard accuracy of every method and setting, the paper's in brackets, and 10¹² MACs an epoch."""
     numbers = [number for number in content["numbers"] if number["part"] == part]
     columns = list(dict.fromkeys(number["column"] for number in numbers))
     lines = [
-        "| method | " + " | ".join(f"{column}: RA | SA" for column in columns) + " | MACs |",
+        "| method | " + " | ".join(f"{column}: RA | SA" for column in columns) + " | T |",
         "|---" * (2 * len(columns) + 2) + "|",
     ]
     for row in dict.fromkeys(number["row"] for number in numbers):
         found = {(n["column"], n["metric"]): n for n in numbers if n["row"] == row}
         accuracies = [_beside(found.get((column, metric))) for column in columns for metric in ("RA", "SA")]
-        cost = found.get(("20 %", "T"))
+        cost = found.get(("20 %" if "20 %" in columns else columns[0], "T"))
         lines.append(f"| {row} | {' | '.join(accuracies)} | {_cost(cost)} |")
     seeds = ", ".join(map(str, content["seeds"]))
     return "\n".join(lines) + f"\n\nSeeds: {seeds}. {content['caption']}"
@@ -92,9 +98,10 @@ def main() -> None:
         if path.exists():
             content = json.loads(path.read_text(encoding="utf-8"))
             found[name] = shares(content) if name == "profiling" else table(content)
-    results = ROOT / "results" / "benchmark-cpu" / "table.json"
-    if results.exists():
-        found["benchmark"] = comparison(json.loads(results.read_text(encoding="utf-8")))
+    for name, (folder, part) in RESULTS.items():
+        path = ROOT / "results" / folder / "table.json"
+        if path.exists():
+            found[name] = comparison(json.loads(path.read_text(encoding="utf-8")), part)
     for name in PAGES:
         path = ROOT / name
         path.write_text(filled(path.read_text(encoding="utf-8"), found), encoding="utf-8")

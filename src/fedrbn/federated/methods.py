@@ -95,6 +95,11 @@ class Method:
         return self.at_training if role is Role.AT and self.at_training is not None else self.training
 
     @property
+    def attacks_at_st(self) -> bool:
+        """Whether ST users attack their own images, and so have to know the adversary's ε."""
+        return isinstance(self.calibration, OneStep)
+
+    @property
     def replays(self) -> int:
         """How many times as much a round costs as a round of standard training: Free AT replays every batch."""
         return self.at_training.replays if isinstance(self.at_training, Free) else 1

@@ -133,18 +133,17 @@ class Withheld:
 
 
 def setup_for(role: Role, experiment: Experiment, token: str) -> Setup:
-    """What a client of this role is told of the experiment: an ST client nothing of the adversary."""
-    method, attack = experiment.method, None
+    """What a client of this role is told of the experiment: of the adversary only what it has a use for."""
+    method, attack = experiment.method, experiment.attack
+    needed = role is Role.AT or configure(method, from_config(attack)).attacks_at_st
     if role is Role.ST:
         plain = method.model_dump(exclude=_AT_ONLY) | {"name": _AS_STANDARD.get(method.name, method.name)}
         method = MethodConfig.model_validate(plain)
-    else:
-        attack = experiment.attack
     return Setup(
         token=token,
         model=experiment.model,
         method=method,
-        attack=attack,
+        attack=attack if needed else None,
         data=experiment.data,
         federation=experiment.federation.model_copy(update={"at": 0.0, "participants": None}),
         privacy=experiment.privacy,
