@@ -76,6 +76,12 @@ def test_everything_in_the_paper_is_there() -> None:
     ]
 
 
+def test_the_rate_of_a_method_of_its_own_grows_like_the_others() -> None:
+    rates = {c.row: c.runs[0] for c in cells("benchmark", "cpu") if (c.part, c.column) == ("Digits", "20 %")}
+    assert (rates["FATAvg"].train.lr, rates["FATMeta"].method.meta_lr) == (0.1, 0.01)
+    assert rates["FATMeta"].method.inner_lr == 0.02
+
+
 def test_what_is_said_of_clipping_is_kept_and_warm_up_shrinks_with_the_rounds() -> None:
     by_row = {c.row: c.runs[0].method for c in cells("choices", "cpu")}
     assert by_row["none"].clip == 10.0, "nothing is said: the scale clips"

@@ -1,7 +1,7 @@
 """`python tools/pages.py`: puts the latest figures into README.md and the pages of docs that show figures.
 
 Each stands between marks `<!-- name -->` and `<!-- /name -->`: `steps`, `rounds`, `growth` and `profiling` come from
-`benchmarks/NAME.json`; `benchmark`, `plus` and `parts` from tables in `results`.
+`benchmarks/NAME.json`; `benchmark` and `plus` from tables in `results`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/speed.md", "docs/scaling.md", "docs/plus.md")
-RESULTS = {
-    "benchmark": ("benchmark-cpu", "Digits"),
-    "plus": ("plus-cpu", "Digits"),
-    "parts": ("plus-cpu", "Which part gives what"),
-}
+RESULTS = {"benchmark": ("benchmark-cpu", "Digits"), "plus": ("plus-cpu", "Digits")}
 """Tables of `fedrbn reproduce`: the folder, and the part of the table."""
 
 

@@ -33,7 +33,7 @@ class Scale:
     rounds: float = 1.0
     """Factor on rounds, on those of warm-up, and on the iterations of fine-tuning."""
     lr: float = 1.0
-    """Factor on a constant learning rate: fewer steps need larger ones."""
+    """Factor on a constant learning rate, a method's own included: fewer steps need larger ones."""
     clip: float | None = None
     """Norm to which the gradient of PNC is clipped (Algorithm 3) where nothing is said: large steps need it."""
     validations: int | None = None
@@ -110,7 +110,7 @@ def scaled(experiment: Experiment, scale: Scale) -> Experiment:
         changes["data"] = {"image_size": scale.photograph}
     if scale.steps is not None:
         changes["attack"] = {"steps": scale.steps}
-    method = {
+    method: dict[str, Any] = {
         key: max(1, round(value * scale.rounds))
         for key in ("ft_iterations", "warmup")
         if (value := getattr(experiment.method, key))
@@ -118,6 +118,8 @@ def scaled(experiment: Experiment, scale: Scale) -> Experiment:
     own = resolved(experiment).method
     if scale.clip is not None and own.lam and own.clip == "off" and experiment.method.clip is None:
         method["clip"] = scale.clip
+    if own.meta_lr is not None and experiment.train.schedule == "constant":  # it takes the place of train.lr
+        method["meta_lr"] = own.meta_lr * scale.lr
     changes["method"] = method
     return with_changes(experiment, changes)
 
