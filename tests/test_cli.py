@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedrbn import cli, runs
+from fedrbn import cli, runs, sweep
 from fedrbn.config import Experiment
 from fedrbn.estimate import as_text
 from fedrbn.progress import Display
@@ -200,6 +200,7 @@ def test_ctrl_c_says_how_to_go_on(fedrbn: Command, tiny_options: list[str], monk
     done = fedrbn("run", *tiny_options)
     assert done.code == 130
     assert "fedrbn run --resume DIR" in done.err
+    monkeypatch.setattr(sweep, "complete", interrupted)
     done = fedrbn("compare", *tiny_options)
     assert done.code == 130
     assert "repeat the command" in done.err
