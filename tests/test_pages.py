@@ -35,7 +35,6 @@ def number(row: str, column: str, metric: str, mean: float | None, paper: float 
 
 def test_the_comparison_shows_ours_beside_the_papers_and_leaves_empty_what_was_not_run(pages: Any) -> None:
     content = {
-        "seeds": [1, 2],
         "caption": "Small.",
         "numbers": [
             number("FedRBN", "20 %", "RA", 36.04, 55.8, 1.25),
@@ -48,7 +47,7 @@ def test_the_comparison_shows_ours_beside_the_papers_and_leaves_empty_what_was_n
     assert lines[0] == "| method | 20 %: RA | SA | T |"
     assert lines[2] == "| FedRBN | 36.0 ± 1.2 (55.8) | 74.0 | 0.4 |"
     assert lines[3] == "| FATBN |  |  |  |"
-    assert lines[-1] == "Seeds: 1, 2. Small."
+    assert lines[-1] == "Small."
 
 
 def test_only_the_place_between_the_marks_is_filled(pages: Any) -> None:

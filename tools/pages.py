@@ -57,8 +57,7 @@ def comparison(content: dict[str, Any], part: str = "Digits") -> str:
         accuracies = [_beside(found.get((column, metric))) for column in columns for metric in ("RA", "SA")]
         cost = found.get(("20 %" if "20 %" in columns else columns[0], "T"))
         lines.append(f"| {row} | {' | '.join(accuracies)} | {_cost(cost)} |")
-    seeds = ", ".join(map(str, content["seeds"]))
-    return "\n".join(lines) + f"\n\nSeeds: {seeds}. {content['caption']}"
+    return "\n".join(lines) + f"\n\n{content['caption']}"
 
 
 def _beside(number: dict[str, Any] | None) -> str:
