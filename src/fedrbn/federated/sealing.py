@@ -142,7 +142,9 @@ def opened(said: Any, loans: Loans | None = None) -> Any:
         return said
     tensors = from_bytes(said.content)
     message = replace(said.message, **{_SMALL[type(said.message)]: {name: tensors[name] for name in said.order}})
-    if said.parcel is not None and loans is not None:
+    if said.parcel is not None:
+        if loans is None:
+            raise ValueError("got an upload whose weights are in a parcel; expected somebody to account for its block.")
         message = replace(message, shared=loans.unpacked(said.parcel))
     return message
 
