@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import safetensors
-from safetensors.torch import load as from_bytes
-from safetensors.torch import save as to_bytes
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import ValidationError
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
 
 from fedrbn.sections import Section
 from fedrbn.types import Tensors
