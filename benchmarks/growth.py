@@ -27,7 +27,8 @@ from fedrbn.federated.propagation import Propagation, propagate
 from fedrbn.federated.sealing import Shelf
 from fedrbn.federated.server import Plan, federate, initial_state
 from fedrbn.nets import build
-from fedrbn.nets.dual_bn import DualNet, tensors
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.state import tensors
 from fedrbn.types import Execute, Job, Member, Result, Role, Round, Tensors, Upload
 
 MIB = 2**20

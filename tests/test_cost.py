@@ -37,7 +37,8 @@ from fedrbn.federated.methods import METHODS
 from fedrbn.federated.objectives import Calibrated, Standard
 from fedrbn.federated.options import configure
 from fedrbn.federated.server import initial_state
-from fedrbn.nets.dual_bn import dual, tensors
+from fedrbn.nets.dual_bn import dual
+from fedrbn.nets.state import tensors
 from fedrbn.paper_cost import free_at_total, setting
 from fedrbn.types import Role, Train, Upload
 

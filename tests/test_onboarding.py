@@ -20,7 +20,8 @@ from fedrbn.config import Experiment
 from fedrbn.data.samples import DataSet
 from fedrbn.federated.propagation import propagate
 from fedrbn.loading import Trained
-from fedrbn.nets.dual_bn import dual, tensors
+from fedrbn.nets.dual_bn import dual
+from fedrbn.nets.state import tensors
 from fedrbn.onboarding import (
     OnboardingError,
     calibrate,

@@ -21,7 +21,7 @@ from fedrbn import runs
 from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import ConfigError, Experiment
 from fedrbn.federated.intake import FederationError
-from fedrbn.nets.dual_bn import tensors
+from fedrbn.nets.state import tensors
 from fedrbn.storage import RunDirectory, StorageError
 from fedrbn.types import Answers, Branch, Result, Role, Stats, Upload
 

@@ -34,7 +34,8 @@ from fedrbn.federated.free import Free
 from fedrbn.federated.intake import FederationError
 from fedrbn.federated.objectives import Fractional, OneStep, Standard
 from fedrbn.federated.server import Phase, Plan
-from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, tensors
+from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
+from fedrbn.nets.state import tensors
 from fedrbn.planner import Duty, units
 from fedrbn.randomness import generator
 from fedrbn.types import Branch, Failure, Member, Role, Round, Stats, Train

@@ -19,8 +19,9 @@ from torch.nn import functional as F
 
 from fedrbn.attacks import Logits, LogitsAttack, Oblivious, Untargeted
 from fedrbn.data.samples import Samples
-from fedrbn.nets.dual_bn import DualNet, batch_norms, plain
+from fedrbn.nets.dual_bn import DualNet, plain
 from fedrbn.nets.fold import fold
+from fedrbn.nets.state import batch_norms
 from fedrbn.types import Branch, Stats
 
 BATCH = 128

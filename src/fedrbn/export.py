@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from fedrbn.attacks import Logits
 from fedrbn.federated.executors import one_thread
 from fedrbn.loading import Trained, load
-from fedrbn.nets.dual_bn import tensors
 from fedrbn.nets.fold import fold
+from fedrbn.nets.state import tensors
 from fedrbn.randomness import generator
 from fedrbn.records import evaluations
 from fedrbn.shipped import KEY, SUFFIXES, Card, ModelFileError, read, without_gradient

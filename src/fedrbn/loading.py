@@ -18,7 +18,7 @@ from fedrbn.federated.client import adapt
 from fedrbn.federated.options import configure
 from fedrbn.federated.server import Plan
 from fedrbn.nets.dual_bn import DualNet, plain
-from fedrbn.nets.dual_bn import load as load_tensors
+from fedrbn.nets.state import load as load_tensors
 from fedrbn.storage import RunDirectory, StorageError
 from fedrbn.types import Branch, Member, Role, ServerState, Tensors
 

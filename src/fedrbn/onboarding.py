@@ -30,7 +30,8 @@ from fedrbn.federated.objectives import evaluating
 from fedrbn.federated.propagation import propagate
 from fedrbn.federated.training import Sgd
 from fedrbn.loading import Trained
-from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, load, tensors
+from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
+from fedrbn.nets.state import load, tensors
 from fedrbn.randomness import generator
 from fedrbn.types import Branch, Stats
 

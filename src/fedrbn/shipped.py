@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from fedrbn import nets
 from fedrbn.attacks import Logits
 from fedrbn.data.images import decode
-from fedrbn.nets.dual_bn import load, tensors
 from fedrbn.nets.fold import fold
+from fedrbn.nets.state import load, tensors
 
 KEY = "fedrbn"
 """Where a file keeps its card: the metadata key of safetensors and ONNX; `fedrbn.json` inside a .pt2."""

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from fedrbn.federated.aggregation import Contribution, Local, Slack, layout, mean
-from fedrbn.nets.dual_bn import Affine, dual, single, tensors
+from fedrbn.nets.dual_bn import Affine, dual, single
+from fedrbn.nets.state import tensors
 from fedrbn.types import Tensors
 
 

@@ -15,7 +15,8 @@ from fedrbn.federated.client import batches, local_update, pixels, steps_per_epo
 from fedrbn.federated.methods import Method, fatavg, fatavg_dbn, fedrbn
 from fedrbn.federated.objectives import Objective
 from fedrbn.federated.training import Sgd, Training
-from fedrbn.nets.dual_bn import Affine, DualNet, single, tensors
+from fedrbn.nets.dual_bn import Affine, DualNet, single
+from fedrbn.nets.state import tensors
 from fedrbn.types import Role, Round, Tensors, Train
 
 ATTACK = PGD(steps=1)

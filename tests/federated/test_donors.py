@@ -8,7 +8,7 @@ import torch
 from fedrbn.config import ConfigError
 from fedrbn.federated.donors import Combine, Guard, capped, oddity
 from fedrbn.federated.propagation import Propagation, Weighting, propagate
-from fedrbn.nets.dual_bn import BNNames
+from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
 
 

@@ -17,7 +17,8 @@ from fedrbn.federated.freezing import first_layers
 from fedrbn.federated.methods import FineTuning, Method, fatavg, finetune
 from fedrbn.federated.server import Plan, federate, initial_state
 from fedrbn.nets import build
-from fedrbn.nets.dual_bn import dual, single, tensors
+from fedrbn.nets.dual_bn import dual, single
+from fedrbn.nets.state import tensors
 from fedrbn.types import Role, Round, ServerState, Train
 
 ATTACK = PGD(steps=1)

@@ -16,7 +16,7 @@ from fedrbn.federated.executors import Site, serial
 from fedrbn.federated.malice import Honest, Malice, ScaledNoise, Shift, SignFlip, Swap, Variance, attackers, from_config
 from fedrbn.federated.methods import fatavg, fedrbn
 from fedrbn.federated.server import federate, initial_state
-from fedrbn.nets.dual_bn import BNNames
+from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Job, Member, Result, Role, Round, Train, Upload
 
 from .tiny import clients, network, plan

@@ -15,7 +15,8 @@ from federated.tiny import network, samples
 from fedrbn.attacks import PGD
 from fedrbn.attacks.protocols import Loss
 from fedrbn.federated.objectives import Adversarial, Calibrated, OneStep, Standard, clamp, evaluating
-from fedrbn.nets.dual_bn import DualNet, dual, load, plain, tensors
+from fedrbn.nets.dual_bn import DualNet, dual, plain
+from fedrbn.nets.state import load, tensors
 from fedrbn.types import Branch, Tensors
 
 X, Y = samples(8, seed=3).pixels(slice(None))

@@ -24,7 +24,7 @@ from fedrbn.federated.privacy import (
     from_coordinates,
 )
 from fedrbn.federated.server import federate, initial_state
-from fedrbn.nets.dual_bn import BNNames
+from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Role, Round, Tensors, Train, Upload
 
 from .tiny import clients, network, plan

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedrbn.federated.propagation import Propagation, Standing, Weighting, propagate, similarity, softmax
-from fedrbn.nets.dual_bn import BNNames
+from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
 
 

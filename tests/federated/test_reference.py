@@ -29,8 +29,9 @@ from fedrbn.federated.executors import Site, serial
 from fedrbn.federated.methods import METHODS, FineTuning, Method, fedrbn, fedrbn_noprop
 from fedrbn.federated.objectives import Calibrated
 from fedrbn.federated.server import Plan, federate, initial_state
-from fedrbn.nets.dual_bn import DualNet, batch_norms
+from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast
+from fedrbn.nets.state import batch_norms
 from fedrbn.randomness import generator
 from fedrbn.types import Member, Role, ServerState
 

@@ -18,7 +18,8 @@ from fedrbn.federated.aggregation import Local
 from fedrbn.federated.executors import serial
 from fedrbn.federated.methods import Method, fatavg, fatavg_dbn, fatbn, fedrbn
 from fedrbn.federated.server import Plan, federate, initial_state
-from fedrbn.nets.dual_bn import Affine, load
+from fedrbn.nets.dual_bn import Affine
+from fedrbn.nets.state import load
 from fedrbn.types import (
     Branch,
     Evaluate,

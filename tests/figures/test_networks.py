@@ -22,7 +22,8 @@ from fedrbn.data.samples import DataSet, Samples
 from fedrbn.figures import bars, curves, epsilon, penultimate, samples, statistics
 from fedrbn.figures.sources import FigureError, Request
 from fedrbn.loading import load
-from fedrbn.nets.dual_bn import DualNet, batch_norms, dual
+from fedrbn.nets.dual_bn import DualNet, dual
+from fedrbn.nets.state import batch_norms
 from fedrbn.storage import RunDirectory
 from fedrbn.types import Branch, Role
 

@@ -9,7 +9,7 @@ import torch
 
 from fedrbn.federated.donors import BN_EPSILON
 from fedrbn.flower.claims import branch_distance, suspicions
-from fedrbn.nets.dual_bn import BNNames
+from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
 
 LAYERS = tuple(

@@ -27,7 +27,7 @@ from fedrbn.flower.messages import Parts, job_of, order_records, reply_records, 
 from fedrbn.flower.orders import EvaluateOrder, Setup, TrainOrder, Transport, method_of, setup_for
 from fedrbn.flower.questions import as_data, attack_from, from_data
 from fedrbn.flower.wire import MessageError
-from fedrbn.nets.dual_bn import tensors
+from fedrbn.nets.state import tensors
 from fedrbn.types import Answers, Branch, Evaluate, Failure, Job, Member, Result, Role, Round, Train, Upload
 
 from .small import experiment

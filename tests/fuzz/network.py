@@ -23,7 +23,7 @@ from fedrbn.flower.messages import Parts, job_of, order_records, reply_records, 
 from fedrbn.flower.orders import EvaluateOrder, Order, TrainOrder, setup_for
 from fedrbn.flower.questions import attacks_in
 from fedrbn.flower.settings import NodeConfig
-from fedrbn.nets.dual_bn import tensors
+from fedrbn.nets.state import tensors
 from fedrbn.types import Answers, Branch, Evaluate, Failure, Job, Member, Role, Round, Train, Upload
 from fuzz.cases import Subject
 from fuzz.configs import WORKLOAD

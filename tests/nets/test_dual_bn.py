@@ -12,18 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedrbn.nets import build
-from fedrbn.nets.dual_bn import (
-    Affine,
-    DualBatchNorm,
-    DualNet,
-    batch_norms,
-    dual,
-    load,
-    plain,
-    set_momentum,
-    single,
-    tensors,
-)
+from fedrbn.nets.dual_bn import Affine, DualBatchNorm, DualNet, dual, plain, set_momentum, single
+from fedrbn.nets.state import batch_norms, load, tensors
 from fedrbn.types import Branch, Stats
 
 CLEAN, NOISED = Branch.CLEAN, Branch.NOISED

@@ -13,9 +13,9 @@ from torch import nn
 from fedrbn import PGD, Branch, Stats, dual
 from fedrbn.federated.objectives import Adversarial, Calibrated, Objective, Standard
 from fedrbn.nets import build
-from fedrbn.nets.dual_bn import tensors
 from fedrbn.nets.fast import LayoutFlatten, ThinConv2d, fast, in_precision
 from fedrbn.nets.linear import OneDnnLinear, available
+from fedrbn.nets.state import tensors
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

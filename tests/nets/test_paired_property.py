@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedrbn.nets import build
-from fedrbn.nets.dual_bn import Affine, DualNet, dual, single, tensors
+from fedrbn.nets.dual_bn import Affine, DualNet, dual, single
+from fedrbn.nets.state import tensors
 from fedrbn.types import Branch, Stats
 
 CONVERSIONS: dict[str, Callable[[nn.Module], DualNet]] = {

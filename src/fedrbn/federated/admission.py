@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedrbn.federated.aggregation import Layout
-from fedrbn.nets.dual_bn import DualNet, tensors
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.state import tensors
 from fedrbn.types import Member, Role, Tensors, Upload
 
 LARGEST_STATISTIC = 1e6

@@ -12,7 +12,8 @@ from typing import TypeAlias
 import safetensors.torch
 from torch import Tensor
 
-from fedrbn.nets.dual_bn import BNNames, DualNet, batch_norms, tensors
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.state import BNNames, batch_norms, tensors
 from fedrbn.types import Branch, Tensors
 
 

@@ -18,7 +18,8 @@ from fedrbn.federated.memory import recall, remember
 from fedrbn.federated.priors import with_prior
 from fedrbn.federated.privacy import Privacy, Protection
 from fedrbn.federated.training import Batch, Sgd
-from fedrbn.nets.dual_bn import DualNet, holding, load, tensors
+from fedrbn.nets.dual_bn import DualNet, holding
+from fedrbn.nets.state import load, tensors
 from fedrbn.randomness import generator
 from fedrbn.types import Role, Round, Train, Upload
 

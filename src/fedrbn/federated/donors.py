@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedrbn.config import ConfigError
 from fedrbn.federated.order import plain_median, share_trimmed_mean, weighted_median
-from fedrbn.nets.dual_bn import BNNames
+from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
 
 BN_EPSILON = 1e-5

@@ -29,7 +29,8 @@ from fedrbn.federated.intake import FederationError
 from fedrbn.federated.privacy import Privacy
 from fedrbn.federated.sealing import Loans, Returned, Shelf, opened, sealed, share
 from fedrbn.hardware import keep_memory
-from fedrbn.nets.dual_bn import DualNet, load
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.state import load
 from fedrbn.randomness import derive, generator
 from fedrbn.types import Answers, Evaluate, Execute, Failure, Job, Result, Round, Tensors, Train
 

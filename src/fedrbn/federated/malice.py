@@ -26,7 +26,7 @@ from torch import Generator
 
 from fedrbn.config import ConfigError, Experiment
 from fedrbn.data.samples import Client, Samples
-from fedrbn.nets.dual_bn import BNNames
+from fedrbn.nets.state import BNNames
 from fedrbn.randomness import generator
 from fedrbn.types import Branch, Execute, Job, Member, Result, Role, Round, Tensors, Upload
 

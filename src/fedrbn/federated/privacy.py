@@ -35,7 +35,8 @@ from fedrbn.federated.aggregation import Contribution, mean
 from fedrbn.federated.donors import BN_EPSILON
 from fedrbn.federated.robust import cut
 from fedrbn.federated.training import Batch
-from fedrbn.nets.dual_bn import BNNames, DualNet, batch_norms, load, tensors
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.state import BNNames, batch_norms, load, tensors
 from fedrbn.types import Round, Tensors, Train, Upload
 
 FURTHEST = 5.0

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedrbn.federated.donors import Guard
-from fedrbn.nets.dual_bn import BNNames
+from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
 
 _BLOCK = 1024

@@ -16,7 +16,8 @@ from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.intake import Intake, TooFewClientsError
 from fedrbn.federated.methods import Method
 from fedrbn.federated.propagation import Standing, propagate
-from fedrbn.nets.dual_bn import DualNet, tensors
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.state import tensors
 from fedrbn.randomness import generator
 from fedrbn.types import Branch, Execute, Failure, Member, Role, Round, ServerState, Tensors, Train
 

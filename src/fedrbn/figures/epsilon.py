@@ -21,7 +21,8 @@ from fedrbn.figures import style
 from fedrbn.figures.sources import FigureError, Request, described
 from fedrbn.figures.style import End, Mark
 from fedrbn.loading import load
-from fedrbn.nets.dual_bn import DualNet, batch_norms
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.state import batch_norms
 from fedrbn.storage import RunDirectory
 from fedrbn.types import Branch
 

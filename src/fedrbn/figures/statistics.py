@@ -21,7 +21,7 @@ from sklearn.decomposition import PCA
 from fedrbn.figures import style
 from fedrbn.figures.sources import Request, described, trained_run
 from fedrbn.loading import Trained, load
-from fedrbn.nets.dual_bn import BNNames, batch_norms
+from fedrbn.nets.state import BNNames, batch_norms
 from fedrbn.types import Branch, Role
 
 ALL_AT = "Digits/FedRBN λ=0.5/All"

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from torch import Tensor
 
 from fedrbn.federated.donors import BN_EPSILON
-from fedrbn.nets.dual_bn import BNNames
+from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
 
 SUSPICIOUS = 0.25

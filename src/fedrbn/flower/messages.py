@@ -38,7 +38,8 @@ from fedrbn.flower.orders import (
 )
 from fedrbn.flower.questions import as_data, from_data
 from fedrbn.flower.wire import MessageError, Spec, Specs
-from fedrbn.nets.dual_bn import DualNet, tensors
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.state import tensors
 from fedrbn.types import Answers, Evaluate, Failure, Job, Member, Result, Role, Round, Tensors, Train, Upload
 
 

@@ -27,8 +27,9 @@ from fedrbn.flower import wire
 from fedrbn.flower.orders import Setup, method_of
 from fedrbn.flower.settings import NodeConfig, Values
 from fedrbn.hardware import pick_device
-from fedrbn.nets.dual_bn import DualNet, tensors
+from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast
+from fedrbn.nets.state import tensors
 from fedrbn.storage import write_atomically
 from fedrbn.types import Role, Tensors
 

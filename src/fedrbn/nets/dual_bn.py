@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedrbn.types import Branch, Stats, Tensors
+from fedrbn.types import Branch, Stats
 
 
 class Affine(Enum):
@@ -260,66 +260,6 @@ def set_momentum(net: DualNet, momentum: float) -> None:
     for layer in net.modules():
         if isinstance(layer, _BatchNorm):
             layer.momentum = momentum
-
-
-@dataclass(frozen=True)
-class BNNames:
-    """The names, in `tensors(net)`, of one batch-norm layer's tensors on one branch; without w, b if it has none."""
-
-    layer: str
-    branch: Branch
-    mean: str
-    variance: str
-    count: str
-    affine: tuple[str, ...]
-
-    @property
-    def statistics(self) -> tuple[str, str]:
-        """The names of (μ, σ²)."""
-        return self.mean, self.variance
-
-
-def batch_norms(net: DualNet) -> tuple[BNNames, ...]:
-    """Every batch-norm layer and branch of the network, in the order of its layers, found by type."""
-    return tuple(
-        BNNames(
-            layer=name,
-            branch=branch,
-            mean=f"{name}.{branch.value}.running_mean",
-            variance=f"{name}.{branch.value}.running_var",
-            count=f"{name}.{branch.value}.num_batches_tracked",
-            affine=tuple(f"{name}.{branch.value}.{key}" for key, _ in layer.branch(branch).named_parameters()),
-        )
-        for name, layer in net.named_modules()
-        if isinstance(layer, DualBatchNorm)
-        for branch in Branch
-        if branch is Branch.CLEAN or layer.noised is not None
-    )
-
-
-def tensors(net: nn.Module) -> Tensors:
-    """Every parameter and persistent buffer once, by name (a module used in two places counts once); not copied."""
-    transient = {
-        f"{prefix}.{key}".lstrip(".")
-        for prefix, module in net.named_modules()
-        for key in module._non_persistent_buffers_set
-    }
-    named = dict(net.named_parameters()) | {k: v for k, v in net.named_buffers() if k not in transient}
-    return {name: tensor.detach() for name, tensor in named.items()}
-
-
-def load(net: nn.Module, values: Tensors) -> None:
-    """Copy `values` into the network's tensors of the same names; names not given keep their value."""
-    own = tensors(net)
-    for name, value in values.items():  # all checked before any is copied
-        if name not in own or own[name].shape != value.shape:
-            expected = f"shape {tuple(own[name].shape)}" if name in own else f"one of {len(own)} names of the network"
-            raise ValueError(
-                f"got tensor {name!r} of shape {tuple(value.shape)}; expected {expected}. "
-                "These weights belong to another network: check model.name, model.width and method.affine."
-            )
-    for name, value in values.items():
-        own[name].copy_(value)
 
 
 def _checked(layer: _BatchNorm) -> _BatchNorm:

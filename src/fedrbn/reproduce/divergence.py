@@ -27,7 +27,7 @@ from fedrbn.assembly import assemble
 from fedrbn.data.samples import Federation
 from fedrbn.federated.propagation import similarity
 from fedrbn.loading import load
-from fedrbn.nets.dual_bn import batch_norms
+from fedrbn.nets.state import batch_norms
 from fedrbn.randomness import derive
 from fedrbn.storage import RunDirectory, write_atomically
 
