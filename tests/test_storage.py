@@ -35,6 +35,7 @@ def state(number: int = 3) -> ServerState:
             "own/folder-1": {"bn.mean": torch.tensor([0.3, 0.4]), "bn.count": torch.tensor(5)},
         },
         reported={"pen-0": 2},
+        velocity={"fc.bias": torch.tensor([0.25])},
     )
 
 
@@ -51,7 +52,8 @@ def test_checkpoints_come_back_bit_for_bit(directory: RunDirectory) -> None:
     assert found is not None
     assert (found.state.round, found.state.reported, found.best) == (3, {"pen-0": 2}, Best(2, 0.75))
     assert found.state.personal.keys() == {"pen-0", "own/folder-1"}, "ids with a slash stay whole"
-    for one, other in ((found.state.shared, state().shared), *zip_personal(found.state, state())):
+    whole = [(found.state.shared, state().shared), (found.state.velocity, state().velocity)]
+    for one, other in (*whole, *zip_personal(found.state, state())):
         assert one.keys() == other.keys()
         for name, tensor in one.items():
             assert tensor.dtype == other[name].dtype

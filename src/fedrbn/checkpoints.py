@@ -96,21 +96,22 @@ def _digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
 
 def _flat(state: ServerState) -> dict[str, Tensor]:
     flat = {f"shared/{name}": tensor for name, tensor in state.shared.items()}
+    flat |= {f"velocity/{name}": tensor for name, tensor in state.velocity.items()}
     for client, tensors in state.personal.items():
         flat |= {f"personal/{client}/{name}": tensor for name, tensor in tensors.items()}
     return {name: tensor.contiguous() for name, tensor in flat.items()}
 
 
 def _nested(flat: Mapping[str, Tensor], number: int, reported: dict[str, int]) -> ServerState:
-    shared: dict[str, Tensor] = {}
+    whole: dict[str, dict[str, Tensor]] = {"shared": {}, "velocity": {}}
     personal: dict[str, dict[str, Tensor]] = {}
     for key, tensor in flat.items():
         kind, _, rest = key.partition("/")
-        if kind == "shared":
-            shared[rest] = tensor
+        if kind in whole:
+            whole[kind][rest] = tensor
         elif kind == "personal":
             client, _, name = rest.rpartition("/")
             personal.setdefault(client, {})[name] = tensor
         else:
             raise ValueError(f"unknown tensor {key!r}")
-    return ServerState(number, shared, personal, reported)
+    return ServerState(number, whole["shared"], personal, reported, whole["velocity"])

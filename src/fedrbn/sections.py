@@ -200,6 +200,8 @@ class MethodConfig(Section):
     """Largest norm of the calibration gradient (Algorithm 3), or "off"."""
     mu: float | None = Field(default=None, ge=0)
     """Weight of the proximal term (μ/2)‖w − w_t‖²."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """The server's momentum: this much of the last round's movement of the shared weights is added to this round's."""
     predict: Literal["clean", "noised"] | None = None
     """The branch that predicts and is attacked."""
     at_loss: Literal["ce", "trades", "mart"] | None = None

@@ -144,3 +144,5 @@ class ServerState:
     """Each client's batch norm. The server's copy is the authoritative one."""
     reported: dict[str, int] = field(default_factory=dict)
     """The last round each client reported in. Clients that never did do not donate statistics."""
+    velocity: Tensors = field(default_factory=dict)
+    """How far the shared weights went in the last round, for methods with momentum; empty for all others."""

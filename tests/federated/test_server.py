@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from federated.tiny import clients, network, plan, site
 from fedrbn.attacks import PGD
-from fedrbn.config import TrainConfig
+from fedrbn.config import FaultsConfig, TrainConfig
 from fedrbn.data.samples import Client
 from fedrbn.federated.aggregation import Local
 from fedrbn.federated.executors import serial
 from fedrbn.federated.methods import Method, fatavg, fatavg_dbn, fatbn, fedrbn
-from fedrbn.federated.server import Plan, federate, initial_state
+from fedrbn.federated.server import Plan, federate, initial_state, misfit
 from fedrbn.nets.dual_bn import Affine
 from fedrbn.nets.state import load
 from fedrbn.types import (
@@ -153,6 +153,46 @@ def test_uploads_weigh_by_the_number_of_training_images() -> None:
     after, _ = next(federate(state, todo, uploads(numbered)))
     for tensor in after.shared.values():
         torch.testing.assert_close(tensor, torch.full_like(tensor, 0.75))
+
+
+def test_momentum_carries_weights_on_and_leaves_statistics_alone() -> None:
+    """All upload 1, then 3, then 3. β = ½: 1; 3 + ½ (1 − θ_0); 3 + ½ (θ_2 − 1). Statistics: 1, 3, 3."""
+    who = members(ST, ST)
+    method = replace(fatavg(ATTACK), momentum=0.5)
+    net = method.network(network())
+    todo = plan(method, net, list(who.values()), rounds=3)
+    first = initial_state(net, todo)
+
+    def numbered(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
+        number = (1.0, 3.0, 3.0)[round_.number]
+        value = {name: torch.full_like(tensor, number) for name, tensor in first.shared.items()}
+        for job in jobs:
+            assert isinstance(job, Train)
+            yield Upload(job.client, round_.number, value, job.personal, 8, {"loss": 1.0})
+
+    lenient = replace(todo, faults=FaultsConfig(max_update=1e9))
+    states = [state for state, _ in federate(first, lenient, numbered)]
+    for name, start in first.shared.items():
+        second = 3 + 0.5 * (1 - start)
+        expected = [torch.ones_like(start), second, 3 + 0.5 * (second - 1)]
+        if name.endswith(("running_mean", "running_var")):
+            expected = [torch.full_like(start, value) for value in (1.0, 3.0, 3.0)]
+            assert all(name not in state.velocity for state in states)
+        for state, value in zip(states, expected, strict=True):
+            torch.testing.assert_close(state.shared[name], value)
+    assert not first.velocity
+
+
+def test_a_velocity_of_another_network_is_a_misfit() -> None:
+    who = members(AT, ST)
+    method = replace(fatbn(ATTACK), momentum=0.5)
+    todo, (*_, state) = trained(method, who)
+    net = method.network(network())
+    assert state.velocity.keys() == state.shared.keys()
+    assert misfit(state, net, todo) is None
+    name = next(iter(state.velocity))
+    assert "the velocity" in str(misfit(replace(state, velocity={name: torch.zeros(9, 9)}), net, todo))
+    assert "the velocity" in str(misfit(replace(state, velocity={"unknown": torch.zeros(1)}), net, todo))
 
 
 def test_fatavg_dbn_averages_bn_a_over_at_uploads_only() -> None:

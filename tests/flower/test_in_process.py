@@ -57,6 +57,7 @@ def _without_times(record: dict[str, Any]) -> dict[str, Any]:
         ("finetune", {"ft_iterations": 1, "freeze": 1}),  # AT users first, then ST users, with frozen layers
         ("local-at", {}),  # nothing is shared
         ("fedrbn", {"local": "bn-stats", "affine": "separate", "at_loss": "trades"}),
+        ("fedrbn", {"momentum": 0.5}),  # the server remembers how far the weights went
     ],
 )
 def test_methods_with_peculiar_needs(method: str, options: dict[str, Any], tmp_path: Path) -> None:

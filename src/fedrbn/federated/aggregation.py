@@ -101,6 +101,15 @@ def mean(shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
     return {name: average.get(name, tensor) for name, tensor in shared.items()}
 
 
+def carried(old: Tensors, new: Tensors, velocity: Tensors, beta: float) -> Tensors:
+    """The server's momentum: θ ← θ_new + β v, where v is how far θ went in the round before.
+
+    Only the names of `old` are carried, statistics of batch norm never: an overshooting variance may be negative. The
+    next velocity is what this returns less the old weights.
+    """
+    return {name: new[name].add(velocity[name], alpha=beta) if name in velocity else new[name] for name in old}
+
+
 @dataclass(frozen=True)
 class Slack:
     """SFAT (Zhu et al. 2023): the half of the AT users with the smaller adversarial loss weighs more.

@@ -58,10 +58,16 @@ class Method:
     """Whether training adds the log of the client's class prior to the logits (CalFAT)."""
     fine_tuning: FineTuning | None = None
     """A second phase among the ST users; the first is then among the AT users only. None has one phase for all."""
+    momentum: float = 0.0
+    """The server's: how much of the last round's movement of the shared weights is added to this round's."""
     predict: Branch = Branch.CLEAN
     """The branch that predicts, for clients whose branch was trained or estimated; the others predict with BN_c."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(
+                f"got method {self.name!r} with momentum {self.momentum}; expected a number from 0 (none) to below 1."
+            )
         if self.propagation is not None and (not self.dual_bn or self.local in {Local.NOTHING, Local.EVERYTHING}):
             raise ConfigError(
                 f"got method {self.name!r} with propagation, dual_bn={self.dual_bn} and local={self.local.value!r}; "

@@ -46,7 +46,10 @@ def options(method: Method) -> frozenset[str]:
 
 def settings(method: Method) -> dict[str, Any]:
     """The options of a method and their values, by their names in the config."""
-    values: dict[str, Any] = {"logits": "calibrated" if method.class_prior else "plain"}
+    values: dict[str, Any] = {
+        "logits": "calibrated" if method.class_prior else "plain",
+        "momentum": method.momentum or None,  # as with the guard: runs without it keep the key they always had
+    }
     if method.fine_tuning is None:
         values["local"] = method.local.value
     else:  # fine-tuning starts from a single model, so nothing can stay local
@@ -126,6 +129,8 @@ def _with_options(method: Method, config: MethodConfig) -> Method:
         changes["predict"] = Branch(config.predict)
     if config.warmup is not None:
         changes["warmup"] = config.warmup
+    if config.momentum is not None:
+        changes["momentum"] = config.momentum
     if config.logits is not None:
         changes["class_prior"] = config.logits == "calibrated"
     if method.propagation is not None:

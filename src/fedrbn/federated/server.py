@@ -11,7 +11,7 @@ import torch
 
 from fedrbn.config import ConfigError, FaultsConfig, TrainConfig
 from fedrbn.federated.admission import Gate, Movement, length, scratch
-from fedrbn.federated.aggregation import Aggregate, Contribution, Layout, Local, mean
+from fedrbn.federated.aggregation import Aggregate, Contribution, Layout, Local, carried, mean
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.intake import Intake, TooFewClientsError
 from fedrbn.federated.methods import Method
@@ -226,7 +226,8 @@ def misfit(state: ServerState, net: DualNet, plan: Plan) -> str | None:
     strangers = sorted(fresh.personal.keys() - state.personal.keys())
     if strangers:
         return f"no batch norm of client {strangers[0]!r}"
-    places = [("the shared weights", state.shared, fresh.shared)]
+    moving = {name: tensor for name, tensor in fresh.shared.items() if name in state.velocity}
+    places = [("the shared weights", state.shared, fresh.shared), ("the velocity", state.velocity, moving)]
     places += [(f"client {client!r}", state.personal[client], own) for client, own in fresh.personal.items()]
     for place, got, expected in places:
         for name in sorted(got.keys() | expected.keys()):
@@ -251,7 +252,7 @@ def federate(state: ServerState, plan: Plan, execute: Execute) -> Iterator[tuple
         asked = plan.sample(state.round)
         intake = Intake(state.round, _gates(state, asked, plan))
         shared = plan.aggregate(state.shared, _contributions(intake, round_, state, asked, plan, execute))
-        state = _next_state(state, shared, intake.personal, plan)
+        state = _next_state(_moved(state, shared, plan), intake.personal, plan)
         yield state, RoundReport(state.round, round_.lr, intake.metrics, tuple(intake.failures), intake.moved)
 
 
@@ -289,11 +290,21 @@ def _train_job(state: ServerState, member: Member, plan: Plan) -> Train:
     return Train(member.id, member.role, state.personal[member.id], calibrate)
 
 
-def _next_state(state: ServerState, shared: Tensors, uploaded: dict[str, Tensors], plan: Plan) -> ServerState:
+def _moved(state: ServerState, shared: Tensors, plan: Plan) -> ServerState:
+    """The state with the round's weights, carried on by the method's momentum if it has one."""
+    if not plan.method.momentum:
+        return replace(state, shared=shared)
+    statistics = {name for layer in plan.names.batch_norms for name in layer.statistics}
+    old = {name: tensor for name, tensor in state.shared.items() if name not in statistics}
+    new = carried(old, shared, state.velocity, plan.method.momentum)
+    return replace(state, shared={**shared, **new}, velocity={name: new[name] - tensor for name, tensor in old.items()})
+
+
+def _next_state(state: ServerState, uploaded: dict[str, Tensors], plan: Plan) -> ServerState:
     """Store what each client uploaded of its batch norm, then re-estimate the BN_a of every ST user (Eqs. 3-4)."""
     number = state.round + 1
     personal = state.personal | {client: state.personal[client] | own for client, own in uploaded.items()}
-    state = ServerState(number, shared, personal, state.reported | dict.fromkeys(uploaded, number))
+    state = replace(state, round=number, personal=personal, reported=state.reported | dict.fromkeys(uploaded, number))
     if plan.method.propagation is None:
         return state
     receivers = [member.id for member in plan.members if member.role is Role.ST]
