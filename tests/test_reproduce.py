@@ -21,7 +21,7 @@ from fedrbn.config import ConfigError, Experiment, FirstDomains
 from fedrbn.data import AVAILABLE
 from fedrbn.data.federation import at_users
 from fedrbn.reproduce import declarations, divergence, plan, reading, running, table
-from fedrbn.reproduce.declarations import Declaration
+from fedrbn.reproduce.declarations import Declaration, Part
 from fedrbn.reproduce.plan import Cell
 from fedrbn.reproduce.scales import SCALES, scaled
 from fedrbn.storage import RunDirectory
@@ -257,6 +257,10 @@ def test_missing_digits_are_refused_with_a_way_out(monkeypatch: pytest.MonkeyPat
             {"parts": [{"label": "", "columns": [{"label": ""}], "rows": [{"label": "a", "paper": [[1]]}]}]},
             "number for",
         ),
+        (
+            {"parts": [{"label": "", "columns": [{"label": ""}], "rows": [{"label": "a"}], "against": "b"}]},
+            "against = 'b'",
+        ),
     ],
 )
 def test_declarations_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:
@@ -302,6 +306,7 @@ def test_mean_and_deviation_over_seeds_by_hand() -> None:
     assert table.shown_mean(number) == "52.0 ± 2.0"
     assert table.shown_mean(table.Number("", "", "", "RA", "digits", {1: 0.58}, None)) == "0.6"
     assert table.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.00612}, None)) == "0.00612"
+    assert table.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.4, 2: 0.4}, None)) == "0.4", "no ± 0"
     assert [table.printed_number(value) for value in (62.0, 127.9, 1032.0)] == ["62.0", "127.9", "1032"]
 
 
@@ -323,6 +328,53 @@ def test_an_experiment_resumes_and_shares_its_store(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/table.json").read_text())["numbers"][0]["std"] is not None
     assert "±" in (tmp_path / "out/table.md").read_text()
     assert "torch" in (tmp_path / "out/table.csv").read_text()
+
+
+def test_rows_are_compared_sample_by_sample(tmp_path: Path) -> None:
+    """FATAvg against FATBN, two seeds; counted again here from the answers of the four runs."""
+    found = small_cells()
+    declaration = declarations.read("single-domain")
+    assert small_part(declaration).against is None
+    assert table.fill(declaration, found, tmp_path, SMOKE, "pixel", [1, 2]).differences == ()
+    named = declaration.model_copy(update={"parts": (small_part(declaration).model_copy(update={"against": "FATBN"}),)})
+    assert all(outcome.error is None for outcome in running.complete(running.tasks(found), tmp_path, 1, 1))
+    made = table.fill(named, found, tmp_path, SMOKE, "pixel", [1, 2])
+    robust, clean = made.differences
+    assert [(one.row, one.against, one.metric) for one in made.differences] == [
+        ("FATAvg", "FATBN", "RA"),
+        ("FATAvg", "FATBN", "SA"),
+    ]
+    answers = {c.row: [RunDirectory.open(reading.directory(run, tmp_path)).answers() for run in c.runs] for c in found}
+    ours, theirs = (
+        [np.concatenate([columns["sa"].numpy() for columns in clients.values()]) for clients in answers[row]]
+        for row in ("FATAvg", "FATBN")
+    )
+    assert clean.seeds == pytest.approx({i + 1: 100 * (ours[i].mean() - theirs[i].mean()) for i in range(2)})
+    both = np.concatenate(ours), np.concatenate(theirs)
+    assert (clean.samples, clean.only_row) == (len(both[0]), int((both[0] & ~both[1]).sum()))
+    assert clean.only_against == int((both[1] & ~both[0]).sum())
+    assert clean.only_row + clean.only_against > 0, "the two methods answer alike, so that this test shows nothing"
+    page = table.markdown(made)
+    assert "Against FATBN, in points" in page
+    assert f"| FATAvg | {robust.mean:+.1f} ± {robust.std:.1f} (2; p" in page
+    assert table.values(made)["differences"][1]["mean"] == clean.mean
+
+
+def small_part(declaration: Declaration) -> Part:
+    (part,) = [part for part in declaration.parts if part.label == small_cells()[0].part]
+    return part
+
+
+def test_evaluations_of_other_images_are_not_compared(tmp_path: Path) -> None:
+    found = small_cells((1,))
+    declaration = declarations.read("single-domain")
+    named = declaration.model_copy(update={"parts": (small_part(declaration).model_copy(update={"against": "FATBN"}),)})
+    assert all(outcome.error is None for outcome in running.complete(running.tasks(found), tmp_path, 1, 1))
+    assert len(table.fill(named, found, tmp_path, SMOKE, "pixel", [1]).differences) == 2
+    path = reading.directory(found[0].runs[0], tmp_path) / "evaluations.jsonl"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**record, "samples_digest": "of other images"}) + "\n", encoding="utf-8")
+    assert table.fill(named, found, tmp_path, SMOKE, "pixel", [1]).differences == ()
 
 
 def test_a_failed_run_leaves_its_cell_empty_and_the_others_go_on(tmp_path: Path) -> None:

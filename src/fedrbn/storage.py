@@ -266,9 +266,12 @@ class RunDirectory:
                 f"got {self._file(name)}, which cannot be read ({error}); expected safetensors."
             ) from None
 
-    def answers(self) -> dict[str, dict[str, Tensor]]:
-        """The per-sample answers of the newest evaluation: client → column → one boolean per sample."""
-        number = len(self.records("evaluations.jsonl")) - 1
+    def answers(self, number: int | None = None) -> dict[str, dict[str, Tensor]]:
+        """The per-sample answers of an evaluation, or of the newest: client → column → one boolean per sample.
+
+        Evaluation 0 is the one that ended the training.
+        """
+        number = len(self.records("evaluations.jsonl")) - 1 if number is None else number
         found: dict[str, dict[str, Tensor]] = {}
         for key, value in self.load_tensors(f"answers/{number}.safetensors").items():
             client, _, column = key.partition("/")

@@ -52,11 +52,7 @@ class Run:
 
     def answers(self) -> dict[str, Tensors]:
         """Per-sample outcomes of the evaluation that ended the training: client → column → one boolean per sample."""
-        found: dict[str, Tensors] = {}
-        for key, value in RunDirectory(self.path).load_tensors("answers/0.safetensors").items():
-            client, _, column = key.partition("/")
-            found.setdefault(client, {})[column] = value
-        return found
+        return RunDirectory(self.path).answers(0)
 
 
 @dataclass(frozen=True)

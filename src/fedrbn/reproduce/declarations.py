@@ -56,9 +56,13 @@ class Part(_Settings):
     label: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    against: str | None = None
+    """The row that all others are compared with, sample by sample."""
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> Part:
+        if self.against is not None and self.against not in [row.label for row in self.rows]:
+            raise ValueError(f"got against = {self.against!r}; expected the label of a row of part {self.label!r}")
         for row in self.rows:
             if row.paper and len(row.paper) != len(self.columns):
                 raise ValueError(

@@ -14,12 +14,16 @@ from typing import Any
 from fedrbn.config import Experiment
 from fedrbn.reproduce import reading
 from fedrbn.reproduce.declarations import Declaration
+from fedrbn.reproduce.differences import Difference, differences
 from fedrbn.reproduce.plan import STAND_INS, Cell
 from fedrbn.reproduce.scales import Scale
 from fedrbn.storage import write_atomically
 
 NOT_PERCENT = ("T", "similarity", "divergence")
 """Metrics that are no accuracies: they are shown with three digits that count."""
+
+SMALLEST = 0.001
+"""Smaller probabilities are shown as smaller than this."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Table:
     threat: str
     seeds: tuple[int, ...]
     versions: dict[str, list[str]]
+    differences: tuple[Difference, ...] = ()
+    """Rows against one of them, sample by sample."""
 
 
 def fill(
@@ -76,6 +82,7 @@ def fill(
         threat=threat,
         seeds=tuple(seeds),
         versions=_versions((run for cell in cells for run in cell.runs), store),
+        differences=tuple(differences(declaration, cells, store)),
     )
 
 
@@ -109,7 +116,7 @@ def caption(table: Table) -> str:
     """Scale, threat model, seeds, versions, and what the numbers are."""
     seeds = ", ".join(str(seed) for seed in table.seeds)
     versions = ", ".join(f"{name} {' and '.join(found)}" for name, found in table.versions.items()) or "nothing has run"
-    spread = "mean ± standard deviation over seeds" if len(table.seeds) > 1 else "one seed"
+    spread = "mean ± standard deviation over seeds, without ± one seed" if len(table.seeds) > 1 else "one seed"
     threat, attack = f"Threat model: {table.threat}", "PGD with ε = 8/255"
     if table.threat != "pixel":
         threat += " (the released code's arithmetic; says nothing about robustness in pixel space)"
@@ -147,6 +154,7 @@ def markdown(table: Table) -> str:
         numbers = [number for number in table.numbers if number.part == part]
         on = f" (run on {table.stand_ins[part]})" if part in table.stand_ins else ""
         lines += [f"## {part}{on}", "", *_grid(numbers), ""]
+        lines += _compared([difference for difference in table.differences if difference.part == part])
     return "\n".join([*lines, caption(table)]) + "\n"
 
 
@@ -170,11 +178,38 @@ def _grid(numbers: Sequence[Number]) -> list[str]:
     return lines
 
 
+def _compared(found: Sequence[Difference]) -> list[str]:
+    """The differences of a part as a table of their own; nothing if there are none."""
+    if not found:
+        return []
+    lines = [
+        f"Against {found[0].against}, in points, on the same test images with the same seeds. In brackets: how many "
+        "seeds, and p of McNemar's exact test over their images. It knows the luck of images, not that of training, "
+        "and is not corrected for several comparisons.",
+        "",
+    ]
+    heads = list(dict.fromkeys((one.column, one.metric) for one in found))
+    lines += ["| " + " | ".join(["", *(" ".join(head).strip() for head in heads)]) + " |"]
+    lines += ["|" + "|".join(["---", *["---:"] * len(heads)]) + "|"]
+    for row in dict.fromkeys(one.row for one in found):
+        own = {(one.column, one.metric): one for one in found if one.row == row}
+        lines.append("| " + " | ".join([row, *(_shown_difference(own.get(head)) for head in heads)]) + " |")
+    return [*lines, ""]
+
+
+def _shown_difference(one: Difference | None) -> str:
+    if one is None:
+        return ""
+    spread = "" if one.std is None else f" ± {one.std:.1f}"
+    p = f"p = {one.p:.2g}" if one.p >= SMALLEST else f"p < {SMALLEST:g}"
+    return f"{one.mean:+.1f}{spread} ({len(one.seeds)}; {p})"
+
+
 def shown_mean(number: Number) -> str:
     """Our number for people; nothing if it was not run."""
     if number.mean is None:
         return ""
-    shown = [number.mean] if number.std is None else [number.mean, number.std]
+    shown = [number.mean, number.std] if number.std else [number.mean]  # costs are the same for every seed
     return " ± ".join(f"{value:.3g}" if number.metric in NOT_PERCENT else f"{value:.1f}" for value in shown)
 
 
@@ -209,5 +244,10 @@ def values(table: Table) -> dict[str, Any]:
         "seeds": list(table.seeds),
         "versions": table.versions,
         "stand_ins": table.stand_ins,
-        "numbers": [{**asdict(number), "mean": number.mean, "std": number.std} for number in table.numbers],
+        "numbers": [_with_mean(number) for number in table.numbers],
+        "differences": [_with_mean(difference) for difference in table.differences],
     }
+
+
+def _with_mean(found: Number | Difference) -> dict[str, Any]:
+    return {**asdict(found), "mean": found.mean, "std": found.std}

@@ -1,0 +1,99 @@
+"""Rows of a table against one of them, sample by sample: the same test images, the same seeds, another method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TypeAlias
+
+from fedrbn.reproduce import reading
+from fedrbn.reproduce.declarations import Declaration
+from fedrbn.reproduce.plan import Cell
+from fedrbn.significance import compare
+from fedrbn.storage import RunDirectory
+from fedrbn.types import Tensors
+
+Answers: TypeAlias = dict[str, Tensors]
+"""Of each client, whether each test sample was right, under a column's name."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How many points one row has more than another, in one column and metric."""
+
+    part: str
+    column: str
+    metric: str
+    row: str
+    against: str
+    seeds: dict[int, float]
+    """The difference in percentage points for each seed that both have."""
+    samples: int
+    only_row: int
+    """Test samples, of all seeds, that only this row gets right."""
+    only_against: int
+    p: float
+    """McNemar's exact test over the samples of all seeds."""
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return fmean(self.seeds.values())
+
+    @property
+    def std(self) -> float | None:
+        """Over seeds; None for fewer than two."""
+        return stdev(self.seeds.values()) if len(self.seeds) > 1 else None
+
+
+def differences(declaration: Declaration, cells: Sequence[Cell], store: Path) -> list[Difference]:
+    """Every row of each part against the row that the part names, where both have run on the same images."""
+    named = {part.label: part.against for part in declaration.parts}
+    bases = {(cell.part, cell.column): cell for cell in cells if cell.row == named[cell.part]}
+    found = []
+    for cell in cells:
+        base = bases.get((cell.part, cell.column))
+        if base is not None and base.row != cell.row:
+            read = zip(declaration.metrics, cell.read, base.read, strict=True)
+            found += [_difference(cell, base, metric, text, other, store) for metric, text, other in read]
+    return [difference for difference in found if difference is not None]
+
+
+def _difference(cell: Cell, base: Cell, metric: str, text: str, other: str, store: Path) -> Difference | None:
+    """None where there is nothing to compare: not run, one run under two names, or no accuracy."""
+    ours: dict[str, Tensors] = {}
+    theirs: dict[str, Tensors] = {}
+    seeds: dict[int, float] = {}
+    for run, rival in zip(cell.runs, base.runs, strict=True):
+        pair = _pair((reading.directory(run, store), text), (reading.directory(rival, store), other))
+        if pair is None:
+            continue
+        (outcome,) = compare(*pair)
+        seeds[run.run.seed] = 100 * (outcome.ours - outcome.theirs)
+        for whole, part in zip((ours, theirs), pair, strict=True):
+            whole.update({f"{run.run.seed}/{client}": answers for client, answers in part.items()})
+    if not seeds:
+        return None
+    (outcome,) = compare(ours, theirs)
+    counts = outcome.samples, outcome.only_ours, outcome.only_theirs
+    return Difference(cell.part, cell.column, metric, cell.row, base.row, seeds, *counts, outcome.p)
+
+
+def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[Answers, Answers] | None:
+    """What two runs answered, each in one of its columns, if both were asked about the same images attacked alike."""
+    records = reading.evaluation(ours[0]), reading.evaluation(theirs[0])
+    if ours == theirs or records[0] is None or records[1] is None:
+        return None
+    if any(records[0][fact] != records[1][fact] for fact in ("samples_digest", "attack", "attacks")):
+        return None
+    first, second = (_answers(*side, records[0]["attack"]) for side in (ours, theirs))
+    return (first, second) if first and second else None
+
+
+def _answers(path: Path, text: str, attack: str) -> Answers:
+    """The answers behind a number of the evaluation that ended the training; empty for what is no accuracy of it."""
+    column = text.replace("ra", f"ra[{attack}]", 1) if text.startswith("ra") else text
+    found = RunDirectory(path).answers(0)
+    return {client: {"": answers[column]} for client, answers in found.items() if column in answers}
