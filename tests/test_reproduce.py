@@ -86,7 +86,6 @@ def test_what_is_said_of_clipping_is_kept_and_warm_up_shrinks_with_the_rounds() 
     by_row = {c.row: c.runs[0].method for c in cells("choices", "cpu")}
     assert by_row["none"].clip == 10.0, "nothing is said: the scale clips"
     assert by_row["off"].clip == "off"
-    assert by_row["norm 1"].clip == 1.0
     assert (by_row["a tenth"].warmup, by_row["a third"].warmup) == (3, 10)
 
 
@@ -328,6 +327,19 @@ def test_an_experiment_resumes_and_shares_its_store(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/table.json").read_text())["numbers"][0]["std"] is not None
     assert "±" in (tmp_path / "out/table.md").read_text()
     assert "torch" in (tmp_path / "out/table.csv").read_text()
+
+
+def test_a_run_that_could_not_go_on_says_in_which_round(tmp_path: Path) -> None:
+    found = small_cells((1,))
+    run = found[0].runs[0]
+    directory = RunDirectory.create(reading.directory(run, tmp_path), run)
+    assert filled(found, tmp_path, (1,)).numbers[0].stopped == {}, "merely not that far"
+    directory.append("stops.jsonl", {"round": 3, "failures": []})
+    made = filled(found, tmp_path, (1,))
+    assert [number.stopped for number in made.numbers] == [{1: 3}, {1: 3}, {}, {}]
+    page = table.markdown(made)
+    assert f"| {found[0].row} | stopped in round 3 |" in page
+    assert "Stopped: from that round on" in page
 
 
 def test_rows_are_compared_sample_by_sample(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def _validate(course: Course, state: ServerState, execute: Execute) -> dict[str,
     if not course.outline.validation:
         return validation_summary([], plan.members, {})
     label = main_label(course.experiment)
-    branches = {member.id: plan.predicting_branch(state, member) for member in plan.members}
+    branches = {member.id: plan.selecting_branch(state, member) for member in plan.members}
 
     def question(member: Member) -> tuple[Accuracy]:
         attack = course.adversary if member.role is Role.AT else None

@@ -204,6 +204,8 @@ class MethodConfig(Section):
     """The server's momentum: this much of the last round's movement of the shared weights is added to this round's."""
     predict: Literal["clean", "noised"] | None = None
     """The branch that predicts and is attacked."""
+    select: Literal["clean", "noised"] | None = None
+    """The branch whose accuracy on validation data chooses the best round; unless given, the one that predicts."""
     at_loss: Literal["ce", "trades", "mart"] | None = None
     """What AT users minimise: the paper's mean of clean and attacked cross-entropy, TRADES, or MART."""
     beta: float | None = Field(default=None, ge=0)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from federated.tiny import clients, network, plan, site
 from fedrbn.attacks import PGD
-from fedrbn.config import FaultsConfig, TrainConfig
+from fedrbn.config import ConfigError, FaultsConfig, TrainConfig
 from fedrbn.data.samples import Client
 from fedrbn.federated.aggregation import Local
 from fedrbn.federated.executors import serial
@@ -193,6 +193,17 @@ def test_a_velocity_of_another_network_is_a_misfit() -> None:
     name = next(iter(state.velocity))
     assert "the velocity" in str(misfit(replace(state, velocity={name: torch.zeros(9, 9)}), net, todo))
     assert "the velocity" in str(misfit(replace(state, velocity={"unknown": torch.zeros(1)}), net, todo))
+
+
+@pytest.mark.parametrize("select", [None, Branch.CLEAN, Branch.NOISED])
+def test_the_branch_that_selects_is_the_one_that_predicts_unless_given(select: Branch | None) -> None:
+    todo, (first, *_, last) = trained(replace(fedrbn(ATTACK), select=select), members(AT, ST))
+    for member in todo.members:
+        assert todo.selecting_branch(first, member) is Branch.CLEAN, "nobody has a BN_a yet"
+        assert todo.selecting_branch(last, member) is (select or Branch.NOISED)
+        assert todo.predicting_branch(last, member) is Branch.NOISED
+    with pytest.raises(ConfigError, match="selected by BN_a"):
+        replace(fatavg(ATTACK), select=Branch.NOISED)
 
 
 def test_fatavg_dbn_averages_bn_a_over_at_uploads_only() -> None:

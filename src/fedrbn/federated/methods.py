@@ -62,6 +62,8 @@ class Method:
     """The server's: how much of the last round's movement of the shared weights is added to this round's."""
     predict: Branch = Branch.CLEAN
     """The branch that predicts, for clients whose branch was trained or estimated; the others predict with BN_c."""
+    select: Branch | None = None
+    """The branch by whose accuracy the best round is chosen; None is the one that predicts."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -73,12 +75,11 @@ class Method:
                 f"got method {self.name!r} with propagation, dual_bn={self.dual_bn} and local={self.local.value!r}; "
                 "expected a dual network whose statistics are local: method.local = 'bn' or 'bn-stats'."
             )
-        if self.predict is Branch.NOISED and not self.dual_bn:
+        if Branch.NOISED in (self.predict, self.select) and not self.dual_bn:
             raise ConfigError(
-                f"got method {self.name!r} predicting with BN_a; expected a method with dual batch norm. "
-                "Leave method.predict out."
+                f"got method {self.name!r} predicting with or selected by BN_a; expected a method with dual batch "
+                "norm. Leave method.predict and method.select out."
             )
-
         if isinstance(self.at_training, Free) and self.dual_bn:
             raise ConfigError(
                 f"got method {self.name!r} with Free AT and dual batch norm; expected one set of statistics, because "

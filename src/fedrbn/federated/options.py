@@ -56,6 +56,7 @@ def settings(method: Method) -> dict[str, Any]:
         values |= {"ft_iterations": method.fine_tuning.iterations, "freeze": method.fine_tuning.freeze}
     if method.dual_bn:
         values |= {"affine": method.affine.value, "predict": method.predict.value}
+        values["select"] = None if method.select is None else method.select.value
     if method.propagation is not None:
         values |= {
             "weighting": method.propagation.weighting.value,
@@ -127,6 +128,8 @@ def _with_options(method: Method, config: MethodConfig) -> Method:
         changes["affine"] = Affine(config.affine)
     if config.predict is not None:
         changes["predict"] = Branch(config.predict)
+    if config.select is not None:
+        changes["select"] = Branch(config.select)
     if config.warmup is not None:
         changes["warmup"] = config.warmup
     if config.momentum is not None:

@@ -182,8 +182,15 @@ class Plan:
 
     def predicting_branch(self, state: ServerState, member: Member) -> Branch:
         """The branch a client predicts with: the method's, unless nobody has filled this client's BN_a yet."""
+        return self._usable(self.method.predict, state, member)
+
+    def selecting_branch(self, state: ServerState, member: Member) -> Branch:
+        """The branch of a client that counts when the best round is chosen."""
+        return self._usable(self.method.select or self.method.predict, state, member)
+
+    def _usable(self, wanted: Branch, state: ServerState, member: Member) -> Branch:
         method = self.method
-        if method.predict is Branch.CLEAN:
+        if wanted is Branch.CLEAN:
             return Branch.CLEAN
         own = member.role is Role.AT and member.id in state.reported
         propagated = method.propagation is not None and member.role is Role.ST

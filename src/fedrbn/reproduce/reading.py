@@ -57,6 +57,14 @@ def evaluation(path: Path) -> dict[str, Any] | None:
     return records[0] if records else None
 
 
+def stopped(path: Path) -> int | None:
+    """The round in which a run had too few usable answers to go on; None if it is finished or merely not that far."""
+    if evaluation(path) is not None or not (path / "config.toml").is_file():
+        return None
+    stops = RunDirectory.open(path).records("stops.jsonl")
+    return int(stops[-1]["round"]) if stops else None
+
+
 def under_attacks(path: Path, attacks: Sequence[str]) -> dict[str, Any] | None:
     """The record of an evaluation with all of these attacks; None if there is none yet."""
     records = evaluations(RunDirectory.open(path))

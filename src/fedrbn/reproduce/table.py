@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -37,6 +37,8 @@ class Number:
     data: str
     seeds: dict[int, float]
     paper: float | None
+    stopped: dict[int, int] = field(default_factory=dict)
+    """Seeds whose run could not go on, with the round: too few updates were usable, as when training diverges."""
 
     @property
     def mean(self) -> float | None:
@@ -70,7 +72,9 @@ def fill(
 ) -> Table:
     """The table with what the store has; numbers of runs that are not finished stay empty."""
     numbers = [
-        Number(cell.part, cell.row, cell.column, metric, cell.data, _by_seed(cell, text, store), paper)
+        Number(
+            cell.part, cell.row, cell.column, metric, cell.data, _by_seed(cell, text, store), paper, _stops(cell, store)
+        )
         for cell in cells
         for metric, text, paper in zip(declaration.metrics, cell.read, cell.paper, strict=True)
     ]
@@ -89,6 +93,11 @@ def fill(
 def _by_seed(cell: Cell, text: str, store: Path) -> dict[int, float]:
     found = {run.run.seed: reading.value(reading.directory(run, store), text, cell.attacks) for run in cell.runs}
     return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _stops(cell: Cell, store: Path) -> dict[int, int]:
+    found = {run.run.seed: reading.stopped(reading.directory(run, store)) for run in cell.runs}
+    return {seed: number for seed, number in found.items() if number is not None}
 
 
 def _versions(runs: Iterable[Experiment], store: Path) -> dict[str, list[str]]:
@@ -126,10 +135,17 @@ def caption(table: Table) -> str:
             f"Scale {table.scale.name}: {table.scale.about}.",
             f"{threat}.",
             f"Ours: {spread} ({seeds}); “paper” is the number printed there. Empty: not run, or not in the paper.",
+            *_about_stops(table),
             f"Accuracies in %, RA under {attack} on the branch that predicts. Versions: {versions}.",
             *_about_data(table),
         ]
     )
+
+
+def _about_stops(table: Table) -> list[str]:
+    if not any(number.stopped for number in table.numbers):
+        return []
+    return ["Stopped: from that round on too few updates were numbers at all, or of a length that can be averaged."]
 
 
 def _about_data(table: Table) -> list[str]:
@@ -206,9 +222,9 @@ def _shown_difference(one: Difference | None) -> str:
 
 
 def shown_mean(number: Number) -> str:
-    """Our number for people; nothing if it was not run."""
+    """Our number for people; nothing if it was not run, and the round if the run could not go on."""
     if number.mean is None:
-        return ""
+        return ", ".join(f"stopped in round {found}" for found in number.stopped.values())
     shown = [number.mean, number.std] if number.std else [number.mean]  # costs are the same for every seed
     return " ± ".join(f"{value:.3g}" if number.metric in NOT_PERCENT else f"{value:.1f}" for value in shown)
 
