@@ -43,11 +43,29 @@ def test_the_comparison_shows_ours_beside_the_papers_and_leaves_empty_what_was_n
             number("FATBN", "20 %", "RA", None, 41.2, None),
         ],
     }
-    lines = pages.comparison(content).splitlines()
-    assert lines[0] == "| method | 20 %: RA | SA | T |"
+    lines = pages.of_results(content, "Digits", "captioned").splitlines()
+    assert lines[0] == "| | 20 %: RA | SA | T |"
     assert lines[2] == "| FedRBN | 36.0 ± 1.2 (55.8) | 74.0 | 0.4 |"
     assert lines[3] == "| FATBN |  |  |  |"
     assert lines[-1] == "Small."
+    assert pages.of_results(content, "", "plain").startswith("**Digits**\n\n| | 20 %: RA")
+
+
+def test_a_run_that_stopped_says_so_and_costs_are_shown_only_where_there_are_any(pages: Any) -> None:
+    stopped = {**number("off", "SVHN", "RA", None, None, None), "stopped": {"1": 12}}
+    assert pages.comparison({"numbers": [stopped]}, "Digits") == (
+        "| | SVHN: RA |\n|---|---|\n| off | stopped in round 12 |"
+    )
+
+
+def test_differences_are_shown_with_their_sign_and_probability(pages: Any) -> None:
+    def one(row: str, mean: float, std: float | None, p: float) -> dict[str, object]:
+        return {"part": "Digits", "column": "20 %", "metric": "RA", "row": row, "mean": mean, "std": std, "p": p}
+
+    content = {"differences": [one("FedRBN", 3.84, 0.5, 1e-9), one("FATAvg", -0.3, None, 0.412)]}
+    assert pages.of_results(content, "Digits", "differences") == (
+        "| | 20 %: RA |\n|---|---|\n| FedRBN | +3.8 ± 0.5 (p < 0.001) |\n| FATAvg | -0.3 (p = 0.41) |"
+    )
 
 
 def test_only_the_place_between_the_marks_is_filled(pages: Any) -> None:

@@ -1,7 +1,7 @@
 """`python tools/pages.py`: puts the latest figures into README.md and the pages of docs that show figures.
 
 Each stands between marks `<!-- name -->` and `<!-- /name -->`: `steps`, `rounds`, `growth` and `profiling` come from
-`benchmarks/NAME.json`; `benchmark` and `plus` from tables in `results`.
+`benchmarks/NAME.json`, the others (`RESULTS`) from tables in `results`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/speed.md", "docs/scaling.md", "docs/plus.md")
-RESULTS = {"benchmark": ("benchmark-cpu", "Digits"), "plus": ("plus-cpu", "Digits")}
-"""Tables of `fedrbn reproduce`: the folder, and the part of the table."""
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("speed", "scaling", "benchmark", "plus", "choices")))
+RESULTS = {
+    "benchmark": ("benchmark-cpu", "Digits", "captioned"),
+    "differences": ("benchmark-cpu", "Digits", "differences"),
+    "strong": ("strong-cpu", "Digits", "plain"),
+    "release": ("benchmark-cpu-authors-release", "Digits", "captioned"),
+    "plus": ("plus-cpu", "Digits", "captioned"),
+    "plus-differences": ("plus-cpu", "Digits", "differences"),
+    "parts": ("plus-cpu", "Which part gives what", "plain"),
+    "choices": ("choices-cpu", "", "captioned"),
+}
+"""Tables of `fedrbn reproduce`: the folder, the part of the table (all of them unless named), and what is shown."""
 
 
 def table(content: dict[str, Any]) -> str:
@@ -44,26 +53,56 @@ def where(machine: dict[str, Any]) -> str:
     )
 
 
-def comparison(content: dict[str, Any], part: str = "Digits") -> str:
-    """Robust and standard accuracy of every method and setting, the paper's in brackets, and 10¹² MACs an epoch."""
+def comparison(content: dict[str, Any], part: str) -> str:
+    """A part of a table: all metrics of each column, the paper's numbers in brackets, 10¹² MACs an epoch at the end."""
     numbers = [number for number in content["numbers"] if number["part"] == part]
     columns = list(dict.fromkeys(number["column"] for number in numbers))
-    lines = [
-        "| method | " + " | ".join(f"{column}: RA | SA" for column in columns) + " | T |",
-        "|---" * (2 * len(columns) + 2) + "|",
-    ]
+    metrics = list(dict.fromkeys(number["metric"] for number in numbers if number["metric"] != "T"))
+    cost = [column for column in ("20 %", columns[0]) if (column, "T") in {(n["column"], n["metric"]) for n in numbers}]
+    heads = [f"{column}: {' | '.join(metrics)}" for column in columns] + ["T"] * bool(cost)
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(metrics) * len(columns) + 1 + bool(cost)) + "|"]
     for row in dict.fromkeys(number["row"] for number in numbers):
         found = {(n["column"], n["metric"]): n for n in numbers if n["row"] == row}
-        accuracies = [_beside(found.get((column, metric))) for column in columns for metric in ("RA", "SA")]
-        cost = found.get(("20 %" if "20 %" in columns else columns[0], "T"))
-        lines.append(f"| {row} | {' | '.join(accuracies)} | {_cost(cost)} |")
-    return "\n".join(lines) + f"\n\n{content['caption']}"
+        shown = [_beside(found.get((column, metric))) for column in columns for metric in metrics]
+        shown += [_cost(found.get((cost[0], "T")))] if cost else []
+        lines.append(f"| {row} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def differences(content: dict[str, Any], part: str) -> str:
+    """Rows against one of them, sample by sample, in points."""
+    found = [one for one in content["differences"] if one["part"] == part]
+    heads = list(dict.fromkeys((one["column"], one["metric"]) for one in found))
+    named = [f"{column}: {metric}" for column, metric in heads]
+    lines = [f"| | {' | '.join(named)} |", "|---" * (len(heads) + 1) + "|"]
+    for row in dict.fromkeys(one["row"] for one in found):
+        own = {(one["column"], one["metric"]): one for one in found if one["row"] == row}
+        lines.append(f"| {row} | {' | '.join(_difference(own.get(head)) for head in heads)} |")
+    return "\n".join(lines)
+
+
+def _difference(one: dict[str, Any] | None) -> str:
+    if one is None:
+        return ""
+    std = "" if one["std"] is None else f" ± {one['std']:.1f}"
+    p = "p < 0.001" if one["p"] < 0.001 else f"p = {one['p']:.2g}"
+    return f"{one['mean']:+.1f}{std} ({p})"
+
+
+def of_results(content: dict[str, Any], part: str, kind: str) -> str:
+    """What a page shows of a table of `fedrbn reproduce`: one part or all of them, and what the numbers are."""
+    parts = [part] if part else list(dict.fromkeys(number["part"] for number in content["numbers"]))
+    render = differences if kind == "differences" else comparison
+    shown = [f"**{each}**\n\n" * (not part) + render(content, each) for each in parts]
+    return "\n\n".join([*shown, *([content["caption"]] if kind == "captioned" else [])])
 
 
 def _beside(number: dict[str, Any] | None) -> str:
     """Our mean, with the standard deviation over seeds where there is one, and the paper's number."""
-    if number is None or number["mean"] is None:
+    if number is None:
         return ""
+    if number["mean"] is None:
+        return ", ".join(f"stopped in round {found}" for found in number.get("stopped", {}).values())
     std = "" if number["std"] is None else f" ± {number['std']:.1f}"
     paper = "" if number["paper"] is None else f" ({number['paper']:.1f})"
     return f"{number['mean']:.1f}{std}{paper}"
@@ -93,10 +132,10 @@ def main() -> None:
         if path.exists():
             content = json.loads(path.read_text(encoding="utf-8"))
             found[name] = shares(content) if name == "profiling" else table(content)
-    for name, (folder, part) in RESULTS.items():
+    for name, (folder, part, kind) in RESULTS.items():
         path = ROOT / "results" / folder / "table.json"
         if path.exists():
-            found[name] = comparison(json.loads(path.read_text(encoding="utf-8")), part)
+            found[name] = of_results(json.loads(path.read_text(encoding="utf-8")), part, kind)
     for name in PAGES:
         path = ROOT / name
         path.write_text(filled(path.read_text(encoding="utf-8"), found), encoding="utf-8")

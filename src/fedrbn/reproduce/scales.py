@@ -65,6 +65,7 @@ SCALES: Mapping[str, Scale] = {
         subset=1,
         attacks={
             "pgd-20": "pgd-20:steps=2",
+            "pgd-20:eps=8/255": "pgd-20:eps=8/255,steps=2",
             "pgd-100": "pgd-100:steps=2",
             "mia-20": "mia-20:steps=2",
             "mia-100": "mia-100:steps=2",
@@ -85,6 +86,7 @@ SCALES: Mapping[str, Scale] = {
         validations=10,
         test_samples=40,
         photograph=128,
+        subset=4,
     ),
     "paper": Scale("paper", "the paper's size"),
 }
