@@ -27,7 +27,7 @@ from fedrbn.reproduce.scales import SCALES, scaled
 from fedrbn.storage import RunDirectory
 
 NAMES = declarations.names()
-OURS = ("choices", "plus", "strong", "transfer")
+OURS = ("choices", "plus", "plus-choice", "strong", "transfer")
 """Those that are not the paper's."""
 SMOKE = SCALES["smoke"]
 
@@ -413,6 +413,7 @@ def test_what_is_read_from_a_run(trained: Path) -> None:
     assert reading.value(trained, "validation 0.25") is None
     assert reading.value(trained, "validation 0.75") == 100 * rounds[1]["validation"]["score"]
     assert reading.value(trained, "validation 1.0") == 100 * rounds[3]["validation"]["score"]
+    assert reading.value(trained, "validation 1 sa_st") == 100 * rounds[3]["validation"]["sa_st"]
     assert reading.value(trained, "ra[pgd-100]", ["pgd-100"]) is None
     assert reading.value(trained, "similarity plain pen") is None
     assert reading.value(trained.parent / "nothing", "ra") is None

@@ -181,6 +181,9 @@ def test_momentum_carries_weights_on_and_leaves_statistics_alone() -> None:
         for state, value in zip(states, expected, strict=True):
             torch.testing.assert_close(state.shared[name], value)
     assert not first.velocity
+    for beta in (-0.1, 1.0):
+        with pytest.raises(ConfigError, match="expected a number from 0"):
+            replace(method, momentum=beta)
 
 
 def test_a_velocity_of_another_network_is_a_misfit() -> None:

@@ -58,7 +58,7 @@ class Method:
     """Whether training adds the log of the client's class prior to the logits (CalFAT)."""
     fine_tuning: FineTuning | None = None
     """A second phase among the ST users; the first is then among the AT users only. None has one phase for all."""
-    momentum: float = 0.0
+    momentum: float | None = None
     """The server's: how much of the last round's movement of the shared weights is added to this round's."""
     predict: Branch = Branch.CLEAN
     """The branch that predicts, for clients whose branch was trained or estimated; the others predict with BN_c."""
@@ -66,7 +66,7 @@ class Method:
     """The branch by whose accuracy the best round is chosen; None is the one that predicts."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
+        if not 0 <= (self.momentum or 0) < 1:
             raise ConfigError(
                 f"got method {self.name!r} with momentum {self.momentum}; expected a number from 0 (none) to below 1."
             )
@@ -155,9 +155,11 @@ def fedrbn_plus(attack: Attack) -> Method:
     """Ours: ST users calibrate with attacked images, which a step along the gradient of their clean pass gives.
 
     BN_c, which has been next to attacked images in training, is then as robust as BN_a and more accurate: it predicts.
+    The server's momentum makes up for the slower start that learning from attacked images has.
     """
     eps, box = _ball(attack, "fedrbn+, which makes its own noise")
-    return replace(fedrbn(attack), name="fedrbn+", calibration=OneStep(0.7, eps, box), predict=Branch.CLEAN)
+    step = OneStep(0.7, eps, box)
+    return replace(fedrbn(attack), name="fedrbn+", calibration=step, momentum=0.5, predict=Branch.CLEAN)
 
 
 def fatavg(attack: Attack) -> Method:

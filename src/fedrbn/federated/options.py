@@ -46,10 +46,7 @@ def options(method: Method) -> frozenset[str]:
 
 def settings(method: Method) -> dict[str, Any]:
     """The options of a method and their values, by their names in the config."""
-    values: dict[str, Any] = {
-        "logits": "calibrated" if method.class_prior else "plain",
-        "momentum": method.momentum or None,  # as with the guard: runs without it keep the key they always had
-    }
+    values: dict[str, Any] = {"logits": "calibrated" if method.class_prior else "plain", "momentum": method.momentum}
     if method.fine_tuning is None:
         values["local"] = method.local.value
     else:  # fine-tuning starts from a single model, so nothing can stay local

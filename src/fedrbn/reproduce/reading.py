@@ -6,6 +6,7 @@
 | `ra/mnist` | the same for the users of one domain |
 | `ra[pgd-20]` | robust accuracy under a further attack |
 | `validation 0.5` | the validation score after this share of the rounds, in % |
+| `validation 1 ra_at`, `validation 1 sa_st` | of that score RA of AT users or SA of ST users, after all rounds |
 | `T`, `T total` | 10¹² MACs of an epoch, or of all rounds, in the paper's count |
 | `similarity a b`, `divergence a b`, `correlation` | of two domains, see fedrbn.reproduce.divergence |
 """
@@ -42,7 +43,8 @@ def value(path: Path, text: str, attacks: Sequence[str] = ()) -> float | None:
     if first in ("similarity", "divergence", "correlation"):
         return (divergence.stored(path) or {}).get(text)
     if first == "validation":
-        return _percent(_validation(path, float(text.split(" ")[1])))
+        _, share, *part = text.split(" ")
+        return _percent(_validation(path, float(share), *part))
     if text.startswith("ra["):
         return _percent(_under_attack(path, text[3:-1], attacks))
     metric, slash, domain = text.partition("/")
@@ -79,14 +81,14 @@ def _under_attack(path: Path, attack: str, attacks: Sequence[str]) -> float | No
     return found
 
 
-def _validation(path: Path, share: float) -> float | None:
-    """The newest score by the round in which this share of the rounds is finished."""
+def _validation(path: Path, share: float, part: str = "score") -> float | None:
+    """The newest score, or part of it, by the round in which this share of the rounds is finished."""
     records = rounds(RunDirectory.open(path))
     last = math.ceil(share * records[-1]["round"] - 1e-9) if records else 0  # 0.1 has no exact float
     scores: list[float] = [
-        record["validation"]["score"]
+        record["validation"][part]
         for record in records
-        if record["round"] <= last and record.get("validation", {}).get("score") is not None
+        if record["round"] <= last and record.get("validation", {}).get(part) is not None
     ]
     return scores[-1] if scores else None
 
