@@ -48,7 +48,7 @@ def test_the_rows_of_the_table() -> None:
     assert [name for name, m in rows.items() if m.calibration is not None] == ["fedrbn", "fedrbn+"]
     assert rows["fedrbn"].propagation == Propagation(Weighting.COSINE, 0.01)
     assert rows["fedrbn"].calibration == Calibrated(0.5, None)
-    assert rows["fedrbn+"].calibration == OneStep(0.7, ATTACK.eps, (0.0, 1.0), 0.9)
+    assert rows["fedrbn+"].calibration == OneStep(0.5, ATTACK.eps, (0.0, 1.0), 0.9)
 
 
 def test_who_minimises_what() -> None:
@@ -163,7 +163,7 @@ def test_settings_read_back_to_the_same_method(name: str) -> None:
     [
         (
             MethodConfig(name="fatbn", lam=0.5),
-            r"got method\.lam for method 'fatbn', which has no such part; .*local, logits, mu",
+            r"got method\.lam for method 'fatbn', which has no such part; .*local, logits, momentum, mu",
         ),
         (MethodConfig(name="fatavg", predict="noised"), r"method\.predict"),
         (MethodConfig(name="fatavg+dbn", temperature=1.0), r"method\.temperature"),
@@ -185,7 +185,7 @@ def test_options_that_make_no_sense_are_refused(config: MethodConfig, message: s
 
 
 def test_a_method_with_one_set_of_statistics_cannot_predict_with_the_other() -> None:
-    with pytest.raises(ConfigError, match="predicting with BN_a; expected a method with dual batch norm"):
+    with pytest.raises(ConfigError, match="predicting with or selected by BN_a; expected a method with dual batch norm"):
         replace(fatavg(ATTACK), predict=Branch.NOISED)
 
 

@@ -158,7 +158,7 @@ def fedrbn_plus(attack: Attack) -> Method:
     The server's momentum makes up for the slower start that learning from attacked images has.
     """
     eps, box = _ball(attack, "fedrbn+, which makes its own noise")
-    step = OneStep(0.7, eps, box)
+    step = OneStep(0.5, eps, box)
     return replace(fedrbn(attack), name="fedrbn+", calibration=step, momentum=0.5, predict=Branch.CLEAN)
 
 
