@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedrbn.assembly import resolved
 from fedrbn.cli import app
-from fedrbn.cli.reproducing import duration, folder_name
+from fedrbn.cli.reproducing import command, duration, folder_name
 from fedrbn.config import ConfigError, Experiment, FirstDomains
 from fedrbn.data import AVAILABLE
 from fedrbn.data.federation import at_users
@@ -445,7 +445,14 @@ def test_the_command_writes_its_tables(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     folder = tmp_path / "results/single-domain-smoke-digits-mini"
     assert sorted(path.name for path in folder.iterdir()) == ["table.csv", "table.json", "table.md"]
-    assert "Scale smoke" in (folder / "table.md").read_text()
+    page = (folder / "table.md").read_text()
+    assert "Scale smoke" in page
+    asked = "fedrbn reproduce single-domain --scale smoke --seeds 1 --data digits-mini --only FATBN/MNIST"
+    assert f"Made by `{asked}`." in page
+    assert json.loads((folder / "table.json").read_text())["command"] == asked
+    assert command("benchmark", "cpu", [1, 2], "authors-release", None, "a b") == (
+        "fedrbn reproduce benchmark --scale cpu --seeds 1,2 --threat authors-release --only 'a b'"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -60,7 +63,10 @@ def reproduce(
     cells = plan.cells(declaration, SCALES[scale], numbers, threat=threat, data=data, only=only)
     plan.check_data(cells)
     failed = complete(declaration, cells, store, workers or cores(), SCALES[scale].subset, quiet)
-    filled = table.fill(declaration, cells, store, SCALES[scale], threat, numbers)
+    filled = replace(
+        table.fill(declaration, cells, store, SCALES[scale], threat, numbers),
+        command=command(name, scale, numbers, threat, data, only),
+    )
     folder = out / folder_name(name, scale, threat, data)
     table.write(filled, folder)
     typer.echo(table.markdown(filled))
@@ -73,6 +79,19 @@ def reproduce(
 def folder_name(name: str, scale: str, threat: Threat, data: str | None) -> str:
     """The folder of a table: what differs from the usual is part of its name."""
     return "-".join([name, scale, *([threat] if threat != "pixel" else []), *([data] if data else [])])
+
+
+def command(name: str, scale: str, seeds: Sequence[int], threat: Threat, data: str | None, only: str) -> str:
+    """What makes a table again, without the places of this machine."""
+    asked = {
+        "--scale": scale,
+        "--seeds": ",".join(map(str, seeds)),
+        "--threat": "" if threat == "pixel" else threat,
+        "--data": data or "",
+        "--only": only,
+    }
+    options = [part for option, value in asked.items() if value for part in (option, value)]
+    return shlex.join(["fedrbn", "reproduce", name, *options])
 
 
 def complete(declaration: Declaration, cells: list[Cell], store: Path, workers: int, subset: int, quiet: bool) -> int:

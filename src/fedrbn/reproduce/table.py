@@ -65,6 +65,8 @@ class Table:
     versions: dict[str, list[str]]
     differences: tuple[Difference, ...] = ()
     """Rows against one of them, sample by sample."""
+    command: str = ""
+    """What makes the table again."""
 
 
 def fill(
@@ -171,7 +173,8 @@ def markdown(table: Table) -> str:
         on = f" (run on {table.stand_ins[part]})" if part in table.stand_ins else ""
         lines += [f"## {part}{on}", "", *_grid(numbers), ""]
         lines += _compared([difference for difference in table.differences if difference.part == part])
-    return "\n".join([*lines, caption(table)]) + "\n"
+    made = [f"Made by `{table.command}`.", ""] if table.command else []
+    return "\n".join([*lines, *made, caption(table)]) + "\n"
 
 
 def _grid(numbers: Sequence[Number]) -> list[str]:
@@ -254,6 +257,7 @@ def values(table: Table) -> dict[str, Any]:
         "name": table.declaration.name,
         "title": table.declaration.title,
         "place": table.declaration.place,
+        "command": table.command,
         "caption": caption(table),
         "scale": table.scale.name,
         "threat": table.threat,
