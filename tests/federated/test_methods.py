@@ -185,7 +185,7 @@ def test_options_that_make_no_sense_are_refused(config: MethodConfig, message: s
 
 
 def test_a_method_with_one_set_of_statistics_cannot_predict_with_the_other() -> None:
-    with pytest.raises(ConfigError, match="predicting with or selected by BN_a; expected a method with dual batch norm"):
+    with pytest.raises(ConfigError, match="selected by BN_a; expected a method with dual batch norm"):
         replace(fatavg(ATTACK), predict=Branch.NOISED)
 
 
