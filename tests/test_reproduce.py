@@ -27,7 +27,7 @@ from fedrbn.reproduce.scales import SCALES, scaled
 from fedrbn.storage import RunDirectory
 
 NAMES = declarations.names()
-OURS = ("choices", "plus", "plus-choice", "strong", "transfer")
+OURS = ("choices", "plus", "plus-choice", "plus-parts", "strong", "transfer")
 """Those that are not the paper's."""
 SMOKE = SCALES["smoke"]
 

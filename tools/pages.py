@@ -20,7 +20,8 @@ RESULTS = {
     "release": ("benchmark-cpu-authors-release", "Digits", "captioned"),
     "plus": ("plus-cpu", "Digits", "captioned"),
     "plus-differences": ("plus-cpu", "Digits", "differences"),
-    "parts": ("plus-cpu", "Which part gives what", "plain"),
+    "plus-choice": ("plus-choice-cpu", "Digits", "plain"),
+    "plus-parts": ("plus-parts-cpu", "Digits", "plain"),
     "choices": ("choices-cpu", "", "captioned"),
 }
 """Tables of `fedrbn reproduce`: the folder, the part of the table (all of them unless named), and what is shown."""
