@@ -159,7 +159,7 @@ def fedrbn_plus(attack: Attack) -> Method:
     """
     eps, box = _ball(attack, "fedrbn+, which makes its own noise")
     step = OneStep(0.5, eps, box)
-    return replace(fedrbn(attack), name="fedrbn+", calibration=step, momentum=0.7, predict=Branch.CLEAN)
+    return replace(fedrbn(attack), name="fedrbn+", calibration=step, momentum=0.8, predict=Branch.CLEAN)
 
 
 def fatavg(attack: Attack) -> Method:
