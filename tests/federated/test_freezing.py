@@ -93,10 +93,12 @@ def test_both_roles_are_needed() -> None:
             tuned(TUNING, roles)
 
 
-def test_fine_tuning_starts_from_the_at_users_weights_and_continues_from_any_state() -> None:
+@pytest.mark.parametrize("method", [TUNING, replace(TUNING, momentum=0.5)])
+def test_fine_tuning_starts_from_the_at_users_weights_and_continues_from_any_state(method: Method) -> None:
+    """Momentum included, which must not carry frozen layers on into the second phase."""
     who = clients((Role.AT, 8), (Role.ST, 8), (Role.ST, 8))
-    place = site(TUNING, who)
-    todo = replace(plan(TUNING, place.net, list(who.values())), train=TrainConfig(rounds=3, batch_size=4, lr=0.1))
+    place = site(method, who)
+    todo = replace(plan(method, place.net, list(who.values())), train=TrainConfig(rounds=3, batch_size=4, lr=0.1))
     states: list[ServerState] = []
     reports = []
     for state, report in federate(initial_state(place.net, todo), todo, serial(place)):
@@ -107,5 +109,5 @@ def test_fine_tuning_starts_from_the_at_users_weights_and_continues_from_any_sta
     assert torch.equal(states[2].shared[frozen], states[5].shared[frozen])
     assert not torch.equal(states[0].shared[frozen], states[2].shared[frozen])
     assert not torch.equal(states[2].shared[free], states[5].shared[free])
-    *_, (continued, _) = federate(states[3], todo, serial(site(TUNING, who, seed=9)))
+    *_, (continued, _) = federate(states[3], todo, serial(site(method, who, seed=9)))
     assert all(torch.equal(tensor, continued.shared[name]) for name, tensor in states[5].shared.items())

@@ -298,12 +298,13 @@ def _train_job(state: ServerState, member: Member, plan: Plan) -> Train:
 
 
 def _moved(state: ServerState, shared: Tensors, plan: Plan) -> ServerState:
-    """The state with the round's weights, carried on by the method's momentum if it has one."""
+    """The state with the round's weights, carried on by the method's momentum if it has one; a phase starts at rest."""
     if not plan.method.momentum:
         return replace(state, shared=shared)
     statistics = {name for layer in plan.names.batch_norms for name in layer.statistics}
     old = {name: tensor for name, tensor in state.shared.items() if name not in statistics}
-    new = carried(old, shared, state.velocity, plan.method.momentum)
+    velocity = {} if state.round == plan.phase(state.round).start else state.velocity
+    new = carried(old, shared, velocity, plan.method.momentum)
     return replace(state, shared={**shared, **new}, velocity={name: new[name] - tensor for name, tensor in old.items()})
 
 
