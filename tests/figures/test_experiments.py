@@ -96,6 +96,23 @@ def test_error_bars_are_standard_deviations(with_numbers: WithNumbers) -> None:
     assert "paper, as printed" in texts(figure)
 
 
+def test_curves_of_the_trade_off_are_rows_that_differ_in_lambda(with_numbers: WithNumbers) -> None:
+    assert lines.curve_of("FedRBN λ=0.5, BN_a") == lines.curve_of("FedRBN λ=1, BN_a") == "FedRBN, BN_a"
+
+    def rule(number: Number) -> dict[int, float]:
+        weights = {"λ=0,": 0.0, "λ=0.5,": 0.5, "λ=1,": 1.0}
+        weight = next((w for text, w in weights.items() if text in number.row), 2.0)
+        return {1: 60 + weight if number.metric == "SA" else 30 + weight}
+
+    figure = lines.plus(with_numbers("plus", rule))
+    first = figure.axes[0].lines[0]
+    assert list(first.get_xdata()) == pytest.approx([60, 60.5, 61])
+    assert list(first.get_ydata()) == pytest.approx([30, 30.5, 31])
+    assert [text.get_text() for text in figure.axes[0].texts[:3]] == ["0", "0.5", "1"]
+    assert "FedRBN+, BN_a" in texts(figure)
+    assert "Up and to the right is better." in texts(figure)
+
+
 def test_bars_stand_where_their_column_is(with_numbers: WithNumbers) -> None:
     values = {"FedRBN": 60.0, "FATBN": 40.0, "FATAvg": 30.0, "FATProx": 20.0}
     figure = bars.single_domain(with_numbers("single-domain", lambda n: {1: values[n.row]}))
@@ -196,7 +213,7 @@ def test_the_command_writes_svg_and_png(name: str, with_numbers: WithNumbers, tm
 def test_every_figure_is_listed() -> None:
     done = CliRunner().invoke(app, ["figure", "--list"])
     assert done.exit_code == 0
-    assert len(catalogue.FIGURES) == 17
+    assert len(catalogue.FIGURES) == 18
     for name, entry in catalogue.FIGURES.items():
         assert f" {name} " in done.stdout
         assert entry.experiment in declarations.names()

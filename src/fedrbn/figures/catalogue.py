@@ -76,6 +76,7 @@ FIGURES: Mapping[str, Entry] = {
         "Robustness by donor and receiver, and the similarity of their batch norm", "docs/transfer.md",
         "reproduce transfer, with its runs", transfer.transfer, "transfer",
     ),
+    "plus": _numbers("plus", "RA over SA: FedRBN's trade-off curve and FedRBN+", "docs/plus.md", lines.plus),
     "samples": Entry("Images of every domain", "fig:dataset_samples", "--data NAME (digits)", samples.samples),
     "epsilon": Entry("RA over ε as three adversaries see it", "not in the paper", "--run DIR", epsilon.epsilon),
 }  # fmt: skip

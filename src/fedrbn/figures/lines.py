@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -149,6 +150,56 @@ def trade_off(request: Request) -> Figure:
     ]  # fmt: skip
     figure.legend(handles=keys, loc="outside upper right", ncols=2)
     return style.finish(figure, table.provenance(), ends)
+
+
+def curve_of(row: str) -> str:
+    """The trade-off curve that a row is a point of: its label without λ."""
+    return re.sub(r" λ=[\d.]+", "", row)
+
+
+def plus(request: Request) -> Figure:
+    """RA over SA: FedRBN's trade-off curves by either branch, λ beside each point, and FedRBN+."""
+    table = results(request, "plus")
+    figure = style.page(style.TEXT, 3.2)
+    panels = figure.subplots(1, len(table.columns), sharey=True, squeeze=False)[0]
+    curves = dict.fromkeys(curve_of(row) for row in table.rows)
+    looks = {name: Mark(style.SERIES[i % len(style.SERIES)], "osDP*X"[i % 6]) for i, name in enumerate(curves)}
+    for axes, column in zip(panels, table.columns, strict=True):
+        for name, mark in looks.items():
+            rows = [row for row in table.rows if curve_of(row) == name]
+            sa, ra = ([table.of(row=row, metric=m, column=column)[0] for row in rows] for m in ("SA", "RA"))
+            _trade(axes, list(zip(rows, sa, ra, strict=True)), mark)
+        axes.set(title=f"AT users: {column}", xlabel="SA in %")
+        axes.margins(0.12)
+    panels[0].set_ylabel("RA in %")
+    keys = [
+        Line2D([], [], color=mark.colour, marker=mark.marker, linewidth=0.8, label=name) for name, mark in looks.items()
+    ]
+    figure.legend(handles=keys, loc="outside upper center", ncols=3)
+    return style.finish(figure, table.provenance("Beside the points of curves: λ. Up and to the right is better."))
+
+
+def _trade(axes: Axes, found: Sequence[tuple[str, Number, Number]], mark: Mark) -> None:
+    """One curve of RA over SA, with the deviations over seeds both ways."""
+    there = [
+        (row, Point(sa.mean, ra.mean), sa.std or 0.0, ra.std or 0.0)
+        for row, sa, ra in found
+        if sa.mean is not None and ra.mean is not None
+    ]
+    axes.errorbar(
+        [point.x for _, point, _, _ in there],
+        [point.y for _, point, _, _ in there],
+        xerr=[std for _, _, std, _ in there],
+        yerr=[std for _, _, _, std in there],
+        color=mark.colour,
+        marker=mark.marker,
+        linewidth=0.8,
+        elinewidth=0.6,
+    )
+    for row, point, _, _ in there:
+        if len(there) > 1:
+            weight = leading_number(row.partition(",")[0])
+            axes.annotate(f"{weight:g}", (point.x, point.y), (4, 3), textcoords="offset points")
 
 
 def users(request: Request) -> Figure:
