@@ -455,6 +455,18 @@ def test_the_command_writes_its_tables(tmp_path: Path) -> None:
     )
 
 
+def test_tables_of_what_is_finished_without_running_anything(tmp_path: Path) -> None:
+    options = ["--scale", "smoke", "--data", "digits-mini", "--only", "/MNIST", "--no-run"]
+    places = ["--out", str(tmp_path / "results"), "--store", str(tmp_path / "runs")]
+    found = [c for c in small_cells((1,)) if c.row == "FATBN"]
+    assert [outcome.error for outcome in running.complete(running.tasks(found), tmp_path / "runs", 1, 1)] == [None]
+    result = CliRunner().invoke(app, ["reproduce", "single-domain", *options, *places])
+    assert result.exit_code == 0, result.output
+    assert len(list((tmp_path / "runs").iterdir())) == 1, "something was run"
+    content = json.loads((tmp_path / "results/single-domain-smoke-digits-mini/table.json").read_text())
+    assert {n["row"] for n in content["numbers"] if n["seeds"]} == {"FATBN"}
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One store for all experiments, as people use it."""

@@ -41,6 +41,9 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Where the folder with the tables is made.")] = Path("results"),
     store: Annotated[Path, typer.Option(help="Store of runs; a run that is there already is used.")] = Path("runs"),
     workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default one per core.")] = None,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Run nothing: write the tables of what is finished, the rest empty.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="Show all experiments with rough times; run nothing.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -61,8 +64,10 @@ def reproduce(
     declaration = declarations.read(name)
     numbers = seed_numbers(seeds)
     cells = plan.cells(declaration, SCALES[scale], numbers, threat=threat, data=data, only=only)
-    plan.check_data(cells)
-    failed = complete(declaration, cells, store, workers or cores(), SCALES[scale].subset, quiet)
+    failed = 0
+    if not no_run:
+        plan.check_data(cells)
+        failed = complete(declaration, cells, store, workers or cores(), SCALES[scale].subset, quiet)
     filled = replace(
         table.fill(declaration, cells, store, SCALES[scale], threat, numbers),
         command=command(name, scale, numbers, threat, data, only),
