@@ -111,8 +111,10 @@ def test_an_st_client_is_told_nothing_of_the_adversary_and_does_the_same(name: s
     assert (known.class_prior, known.adaptation) == (method.class_prior, method.adaptation)
 
 
-def test_an_st_client_that_attacks_its_own_images_is_told_how_far_it_may_go() -> None:
-    chosen = experiment(method={"name": "fedrbn+", "lam": 0.6}, attack={"eps": 0.123, "steps": 11})
+@pytest.mark.parametrize("name", ["fedrbn+", "fedrbn.federated.methods:fedrbn_plus"])
+def test_an_st_client_that_attacks_its_own_images_is_told_how_far_it_may_go(name: str) -> None:
+    """A built-in method, and the same as if it were somebody's own."""
+    chosen = experiment(method={"name": name, "lam": 0.6}, attack={"eps": 0.123, "steps": 11})
     known = method_of(setup_for(Role.ST, resolved(chosen), TOKEN))
     assert known.objective(Role.ST, calibrate=True) == OneStep(0.6, 0.123)
 

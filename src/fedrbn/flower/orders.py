@@ -13,8 +13,8 @@ from pydantic import Field
 
 from fedrbn.attacks import Loss, from_config
 from fedrbn.config import AttackConfig, DataConfig, Experiment, FederationConfig, MethodConfig, ModelConfig
-from fedrbn.federated.methods import METHODS, Method
-from fedrbn.federated.options import configure
+from fedrbn.federated.methods import Method
+from fedrbn.federated.options import configure, named
 from fedrbn.flower.questions import Label, QuestionData
 from fedrbn.flower.wire import MessageError
 from fedrbn.sections import PrivacyConfig, Section
@@ -135,8 +135,7 @@ class Withheld:
 def setup_for(role: Role, experiment: Experiment, token: str) -> Setup:
     """What a client of this role is told of the experiment: of the adversary only what it has a use for."""
     method, attack = experiment.method, experiment.attack
-    known = METHODS.get(method.name)  # somebody's own code is not run to find out
-    needed = role is Role.AT or (known is not None and known(from_config(attack)).attacks_at_st)
+    needed = role is Role.AT or named(method.name, from_config(attack)).attacks_at_st
     if role is Role.ST:
         plain = method.model_dump(exclude=_AT_ONLY) | {"name": _AS_STANDARD.get(method.name, method.name)}
         method = MethodConfig.model_validate(plain)
