@@ -12,7 +12,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedrbn import loading, runs
-from fedrbn.config import ConfigError
+from fedrbn.config import ConfigError, MethodConfig
 from fedrbn.data.samples import Samples
 from fedrbn.flower import wire
 from fedrbn.flower.client_app import app
@@ -367,9 +367,9 @@ def test_too_few_nodes(tmp_path: Path) -> None:
 
 
 def test_code_that_a_site_has_not_allowed_is_not_imported(tmp_path: Path) -> None:
-    chosen = experiment(method={"name": "flower.test_fleet:never"}, train={"rounds": 1})
     # the server itself would resolve the method: the node's refusal is what is tested, so it is asked directly
-    setup = setup_for(Role.ST, chosen, "0" * 32)
+    setup = setup_for(Role.ST, experiment(train={"rounds": 1}), "0" * 32)
+    setup = setup.model_copy(update={"method": MethodConfig(name="flower.test_fleet:never")})
     with pytest.raises(ConfigError, match="this site has not allowed it"):
         NodeConfig.read({"partition-id": 0}).check(setup)
     NodeConfig.read({"partition-id": 0, "allow": "flower.test_fleet:never, other:thing"}).check(setup)
