@@ -60,7 +60,7 @@ def comparison(content: dict[str, Any], part: str) -> str:
     columns = list(dict.fromkeys(number["column"] for number in numbers))
     metrics = list(dict.fromkeys(number["metric"] for number in numbers if number["metric"] != "T"))
     cost = [column for column in ("20 %", columns[0]) if (column, "T") in {(n["column"], n["metric"]) for n in numbers}]
-    heads = [f"{column}: {' | '.join(metrics)}" for column in columns] + ["T"] * bool(cost)
+    heads = [f"{column}: " * bool(column) + " | ".join(metrics) for column in columns] + ["T"] * bool(cost)
     lines = [f"| | {' | '.join(heads)} |", "|---" * (len(metrics) * len(columns) + 1 + bool(cost)) + "|"]
     for row in dict.fromkeys(number["row"] for number in numbers):
         found = {(n["column"], n["metric"]): n for n in numbers if n["row"] == row}
