@@ -199,8 +199,8 @@ def _trade(axes: Axes, found: Sequence[tuple[str, Number, Number]], mark: Mark) 
     for row, point, _, _ in there:
         if len(there) > 1:
             weight = leading_number(row.partition(",")[0])
-            look = {"color": mark.colour, "fontsize": 6.5}
-            axes.annotate(f"{weight:g}", (point.x, point.y), (4, 3), textcoords="offset points", **look)
+            place = (point.x, point.y)
+            axes.annotate(f"{weight:g}", place, (4, 3), textcoords="offset points", color=mark.colour, fontsize=6.5)
 
 
 def users(request: Request) -> Figure:
