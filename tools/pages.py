@@ -17,7 +17,6 @@ RESULTS = {
     "benchmark": ("benchmark-cpu", "Digits", "captioned"),
     "differences": ("benchmark-cpu", "Digits", "differences"),
     "strong": ("strong-cpu", "Digits", "plain"),
-    "release": ("benchmark-cpu-authors-release", "Digits", "captioned"),
     "plus": ("plus-cpu", "Digits", "captioned"),
     "plus-differences": ("plus-cpu", "Digits", "differences"),
     "plus-choice": ("plus-choice-cpu", "Digits", "plain"),
