@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedrbn.assembly import resolved
 from fedrbn.cli import app
-from fedrbn.cli.reproducing import command, duration, folder_name
+from fedrbn.cli.reproducing import duration, folder_name
 from fedrbn.config import ConfigError, Experiment, FirstDomains
 from fedrbn.data import AVAILABLE
 from fedrbn.data.federation import at_users
@@ -450,8 +450,8 @@ def test_the_command_writes_its_tables(tmp_path: Path) -> None:
     asked = "fedrbn reproduce single-domain --scale smoke --seeds 1 --data digits-mini --only FATBN/MNIST"
     assert f"Made by `{asked}`." in page
     assert json.loads((folder / "table.json").read_text())["command"] == asked
-    assert command("benchmark", "cpu", [1, 2], "authors-release", None, "a b") == (
-        "fedrbn reproduce benchmark --scale cpu --seeds 1,2 --threat authors-release --only 'a b'"
+    assert plan.command("benchmark", "cpu", [1, 2], threat="authors-release", only="a b", store=Path("s")) == (
+        "fedrbn reproduce benchmark --scale cpu --seeds 1,2 --threat authors-release --only 'a b' --store s"
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -70,33 +68,20 @@ def reproduce(
         failed = complete(declaration, cells, store, workers or cores(), SCALES[scale].subset, quiet)
     filled = replace(
         table.fill(declaration, cells, store, SCALES[scale], threat, numbers),
-        command=command(name, scale, numbers, threat, data, only),
+        command=plan.command(name, scale, numbers, threat=threat, data=data, only=only),
     )
     folder = out / folder_name(name, scale, threat, data)
     table.write(filled, folder)
     typer.echo(table.markdown(filled))
     say(f"wrote {folder}/table.md, table.csv and table.json")
     if failed:
-        say(f"{failed} run(s) failed, and their cells are empty; repeat the command to continue them")
+        say(f"{failed} run(s) failed: their cells are empty or name the round; repeat the command to continue them")
         raise typer.Exit(1)
 
 
 def folder_name(name: str, scale: str, threat: Threat, data: str | None) -> str:
     """The folder of a table: what differs from the usual is part of its name."""
     return "-".join([name, scale, *([threat] if threat != "pixel" else []), *([data] if data else [])])
-
-
-def command(name: str, scale: str, seeds: Sequence[int], threat: Threat, data: str | None, only: str) -> str:
-    """What makes a table again, without the places of this machine."""
-    asked = {
-        "--scale": scale,
-        "--seeds": ",".join(map(str, seeds)),
-        "--threat": "" if threat == "pixel" else threat,
-        "--data": data or "",
-        "--only": only,
-    }
-    options = [part for option, value in asked.items() if value for part in (option, value)]
-    return shlex.join(["fedrbn", "reproduce", name, *options])
 
 
 def complete(declaration: Declaration, cells: list[Cell], store: Path, workers: int, subset: int, quiet: bool) -> int:

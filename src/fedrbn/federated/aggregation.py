@@ -101,13 +101,14 @@ def mean(shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
     return {name: average.get(name, tensor) for name, tensor in shared.items()}
 
 
-def carried(old: Tensors, new: Tensors, velocity: Tensors, beta: float) -> Tensors:
-    """The server's momentum: θ ← θ_new + β v, where v is how far θ went in the round before.
+def carried(weights: Tensors, velocity: Tensors, beta: float) -> Tensors:
+    """The server's momentum: θ + β v, where v is how far θ went in the round before; without v, θ itself.
 
-    Only the names of `old` are carried, statistics of batch norm never: an overshooting variance may be negative. The
-    next velocity is what this returns less the old weights.
+    For weights only, never for statistics of batch norm: an overshooting variance may be negative.
     """
-    return {name: new[name].add(velocity[name], alpha=beta) if name in velocity else new[name] for name in old}
+    return {
+        name: theta.add(velocity[name], alpha=beta) if name in velocity else theta for name, theta in weights.items()
+    }
 
 
 @dataclass(frozen=True)

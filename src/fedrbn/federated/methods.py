@@ -155,7 +155,7 @@ def fedrbn_plus(attack: Attack) -> Method:
     """Ours: ST users calibrate with attacked images, which a step along the gradient of their clean pass gives.
 
     BN_c, which has been next to attacked images in training, is then as robust as BN_a and more accurate: it predicts.
-    The server's momentum makes up for the slower start that learning from attacked images has.
+    The server has momentum, which does FedRBN good as well where rounds are few.
     """
     eps, box = _ball(attack, "fedrbn+, which makes its own noise")
     step = OneStep(0.5, eps, box)

@@ -304,7 +304,7 @@ def _moved(state: ServerState, shared: Tensors, plan: Plan) -> ServerState:
     statistics = {name for layer in plan.names.batch_norms for name in layer.statistics}
     old = {name: tensor for name, tensor in state.shared.items() if name not in statistics}
     velocity = {} if state.round == plan.phase(state.round).start else state.velocity
-    new = carried(old, shared, velocity, plan.method.momentum)
+    new = carried({name: shared[name] for name in old}, velocity, plan.method.momentum)
     return replace(state, shared={**shared, **new}, velocity={name: new[name] - tensor for name, tensor in old.items()})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,17 +52,16 @@ class Request:
 
     def command(self, experiment: str, only: str = "") -> str:
         """The command that makes what this request needs of an experiment."""
-        options = {
-            "--scale": self.scale,
-            "--seeds": ",".join(map(str, self.seeds or ())),
-            "--threat": self.threat if self.threat != "pixel" else "",
-            "--data": self.data or "",
-            "--only": only,
-            "--out": str(self.table.parent.parent) if self.table.parent.parent != Path("results") else "",
-            "--store": str(self.store) if self.store != Path("runs") else "",
-        }
-        given = (f"{name} {shlex.quote(value)}" for name, value in options.items() if value)
-        return " ".join(["fedrbn reproduce", experiment, *given])
+        return plan.command(
+            experiment,
+            self.scale,
+            self.seeds or (),
+            threat=self.threat,
+            data=self.data,
+            only=only,
+            out=self.table.parent.parent,
+            store=self.store,
+        )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from fedrbn.reproduce.declarations import Column, Declaration, Part, Row
 from fedrbn.reproduce.scales import Scale, scaled, with_changes
 
 Threat = Literal["pixel", "authors-release"]
+
+OUT, STORE = Path("results"), Path("runs")
+"""Where tables and runs are unless said otherwise."""
 
 STAND_INS: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("domainnet", "office-caltech10"): {
@@ -90,6 +94,32 @@ def cells(
     if not chosen:
         raise ConfigError(f"got --only {only!r}; expected a part of PART/ROW/COLUMN, such as {_name(found[0])!r}.")
     return chosen
+
+
+def command(
+    experiment: str,
+    scale: str,
+    seeds: Sequence[int] = (),
+    *,
+    threat: Threat = "pixel",
+    data: str | None = None,
+    only: str = "",
+    out: Path = OUT,
+    store: Path = STORE,
+) -> str:
+    """What makes the table of an experiment, for people to type; usual settings are left out."""
+    options = {
+        "--scale": scale,
+        "--seeds": ",".join(map(str, seeds)),
+        "--threat": "" if threat == "pixel" else threat,
+        "--data": data or "",
+        "--only": only,
+        "--out": "" if out == OUT else str(out),
+        "--store": "" if store == STORE else str(store),
+    }
+    return shlex.join(
+        ["fedrbn", "reproduce", experiment, *(part for pair in options.items() if pair[1] for part in pair)]
+    )
 
 
 def _name(cell: Cell) -> str:
