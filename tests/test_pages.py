@@ -59,12 +59,13 @@ def test_a_run_that_stopped_says_so_and_costs_are_shown_only_where_there_are_any
 
 
 def test_differences_are_shown_with_their_sign_and_probability(pages: Any) -> None:
-    def one(row: str, mean: float, std: float | None, p: float) -> dict[str, object]:
-        return {"part": "Digits", "column": "20 %", "metric": "RA", "row": row, "mean": mean, "std": std, "p": p}
+    def one(row: str, seeds: dict[str, float], p: float) -> dict[str, object]:
+        place = {"part": "Digits", "column": "20 %", "metric": "RA", "row": row, "against": "FATBN"}
+        return {**place, "seeds": seeds, "samples": 40, "only_row": 2, "only_against": 1, "p": p, "mean": 0, "std": 0}
 
-    content = {"differences": [one("FedRBN", 3.84, 0.5, 1e-9), one("FATAvg", -0.3, None, 0.412)]}
+    content = {"differences": [one("FedRBN", {"1": 3.0, "2": 5.0}, 1e-9), one("FATAvg", {"1": -0.3}, 0.412)]}
     assert pages.of_results(content, "Digits", "differences") == (
-        "| | 20 %: RA |\n|---|---|\n| FedRBN | +3.8 ± 0.5 (p < 0.001) |\n| FATAvg | -0.3 (p = 0.41) |"
+        "|  | 20 % RA |\n|---|---:|\n| FedRBN | +4.0 ± 1.4 (2; p < 0.001) |\n| FATAvg | -0.3 (1; p = 0.41) |"
     )
 
 

@@ -6,10 +6,14 @@ Each stands between marks `<!-- name -->` and `<!-- /name -->`: `steps`, `rounds
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
 from typing import Any
+
+from fedrbn.reproduce.differences import Difference
+from fedrbn.reproduce.table import difference_grid
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", *(f"docs/{name}.md" for name in ("speed", "scaling", "benchmark", "plus", "choices")))
@@ -18,6 +22,7 @@ RESULTS = {
     "differences": ("benchmark-cpu", "Digits", "differences"),
     "strong": ("strong-cpu", "Digits", "plain"),
     "plus": ("plus-cpu", "Digits", "captioned"),
+    "plus-adaptive": ("plus-cpu", "Digits, adaptive", "plain"),
     "plus-differences": ("plus-cpu", "Digits", "differences"),
     "plus-choice": ("plus-choice-cpu", "Digits", "plain"),
     "plus-parts": ("plus-parts-cpu", "Digits", "plain"),
@@ -70,23 +75,10 @@ def comparison(content: dict[str, Any], part: str) -> str:
 
 
 def differences(content: dict[str, Any], part: str) -> str:
-    """Rows against one of them, sample by sample, in points."""
+    """Rows against one of them, sample by sample, as in the table itself."""
+    fields = [field.name for field in dataclasses.fields(Difference)]
     found = [one for one in content["differences"] if one["part"] == part]
-    heads = list(dict.fromkeys((one["column"], one["metric"]) for one in found))
-    named = [f"{column}: {metric}" for column, metric in heads]
-    lines = [f"| | {' | '.join(named)} |", "|---" * (len(heads) + 1) + "|"]
-    for row in dict.fromkeys(one["row"] for one in found):
-        own = {(one["column"], one["metric"]): one for one in found if one["row"] == row}
-        lines.append(f"| {row} | {' | '.join(_difference(own.get(head)) for head in heads)} |")
-    return "\n".join(lines)
-
-
-def _difference(one: dict[str, Any] | None) -> str:
-    if one is None:
-        return ""
-    std = "" if one["std"] is None else f" ± {one['std']:.1f}"
-    p = "p < 0.001" if one["p"] < 0.001 else f"p = {one['p']:.2g}"
-    return f"{one['mean']:+.1f}{std} ({p})"
+    return "\n".join(difference_grid([Difference(**{name: one[name] for name in fields}) for one in found]))
 
 
 def of_results(content: dict[str, Any], part: str, kind: str) -> str:

@@ -159,7 +159,7 @@ def curve_of(row: str) -> str:
 
 def plus(request: Request) -> Figure:
     """RA over SA: FedRBN's trade-off curves by either branch, λ beside each point, and FedRBN+."""
-    table = results(request, "plus")
+    table = results(request, "plus").part("Digits")
     figure = style.page(style.TEXT, 3.2)
     panels = figure.subplots(1, len(table.columns), sharey=True, squeeze=False)[0]
     curves = dict.fromkeys(curve_of(row) for row in table.rows)

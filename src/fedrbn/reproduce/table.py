@@ -207,13 +207,18 @@ def _compared(found: Sequence[Difference]) -> list[str]:
         "and is not corrected for several comparisons.",
         "",
     ]
+    return [*lines, *difference_grid(found), ""]
+
+
+def difference_grid(found: Sequence[Difference]) -> list[str]:
+    """The lines of a Markdown table of differences: how many seeds and p in brackets."""
     heads = list(dict.fromkeys((one.column, one.metric) for one in found))
-    lines += ["| " + " | ".join(["", *(" ".join(head).strip() for head in heads)]) + " |"]
+    lines = ["| " + " | ".join(["", *(" ".join(head).strip() for head in heads)]) + " |"]
     lines += ["|" + "|".join(["---", *["---:"] * len(heads)]) + "|"]
     for row in dict.fromkeys(one.row for one in found):
         own = {(one.column, one.metric): one for one in found if one.row == row}
         lines.append("| " + " | ".join([row, *(_shown_difference(own.get(head)) for head in heads)]) + " |")
-    return [*lines, ""]
+    return lines
 
 
 def _shown_difference(one: Difference | None) -> str:
