@@ -125,9 +125,13 @@ def write(table: Table, folder: Path) -> None:
 
 def caption(table: Table) -> str:
     """Scale, threat model, seeds, versions, and what the numbers are."""
-    seeds = ", ".join(str(seed) for seed in table.seeds)
     versions = ", ".join(f"{name} {' and '.join(found)}" for name, found in table.versions.items()) or "nothing has run"
-    spread = "mean ± standard deviation over seeds, without ± one seed" if len(table.seeds) > 1 else "one seed"
+    ours = f"one seed ({table.seeds[0]})"
+    if len(table.seeds) > 1:
+        ours = (
+            f"mean ± standard deviation over the seeds {', '.join(map(str, table.seeds))} as far as they are finished, "
+            "without ± one of them (table.json says which)"
+        )
     threat, attack = f"Threat model: {table.threat}", "PGD with ε = 8/255"
     if table.threat != "pixel":
         threat += " (the released code's arithmetic; says nothing about robustness in pixel space)"
@@ -136,7 +140,7 @@ def caption(table: Table) -> str:
         [
             f"Scale {table.scale.name}: {table.scale.about}.",
             f"{threat}.",
-            f"Ours: {spread} ({seeds}); “paper” is the number printed there. Empty: not run, or not in the paper.",
+            f"Ours: {ours}; “paper” is the number printed there. Empty: not run, or not in the paper.",
             *_about_stops(table),
             f"Accuracies in %, RA under {attack} on the branch that predicts. Versions: {versions}.",
             *_about_data(table),
