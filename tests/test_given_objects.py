@@ -49,6 +49,18 @@ def test_objects_are_trained_evaluated_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(trained.client("one-1")(pixels), trained.dual_client("one-1")(pixels, Branch.NOISED))
 
 
+def test_a_network_without_batch_norm_is_trained_resumed_evaluated_and_loaded(tmp_path: Path) -> None:
+    """Its clients have nothing of their own; what was said of them is remembered all the same."""
+    data = DataSet("halves", (Domain("one", samples(32, 1), samples(8, 2), "one"),), ("left", "right"))
+    experiment = fedrbn.make({**SETTINGS, "method": {"name": "fatavg"}})
+    own = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 2))
+    record = fedrbn.run(experiment, tmp_path / "run", network=own, data=data)
+    (tmp_path / "run" / "evaluations.jsonl").unlink()
+    assert fedrbn.resume(tmp_path / "run", network=own, data=data)["mean"] == record["mean"]
+    assert fedrbn.evaluate(tmp_path / "run", network=own, data=data)["mean"] == record["mean"]
+    assert fedrbn.load(tmp_path / "run", own).client("one-1")(torch.zeros(1, 3, 8, 8)).shape == (1, 2)
+
+
 def test_without_the_objects_the_remedy_is_said(tmp_path: Path) -> None:
     data = DataSet("halves", (Domain("one", samples(32, 1), samples(8, 2), "one"),), ("left", "right"))
     fedrbn.run(fedrbn.make(SETTINGS), tmp_path / "run", network=network(), data=data)

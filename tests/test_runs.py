@@ -140,6 +140,16 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(
     assert_same_run(trained, tmp_path / "run")
 
 
+def test_noise_on_the_mean_is_the_same_after_an_interruption(tiny: Make, tmp_path: Path) -> None:
+    """It is drawn tensor by tensor, so the tensors' order matters."""
+    private = tiny(privacy={"update_noise": 0.1, "update_at": "server"}, train={"rounds": 3})
+    runs.run(private, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(private, tmp_path / "run", watcher=Noting(stop_after=1))
+    runs.resume(tmp_path / "run")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
 def test_a_run_that_crashed_anywhere_between_two_writes_ends_the_same(
     trained: Path, tiny: Make, tmp_path: Path
 ) -> None:

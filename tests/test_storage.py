@@ -33,6 +33,7 @@ def state(number: int = 3) -> ServerState:
         personal={
             "pen-0": {"bn.mean": torch.tensor([0.1, 0.2]), "bn.count": torch.tensor(4)},
             "own/folder-1": {"bn.mean": torch.tensor([0.3, 0.4]), "bn.count": torch.tensor(5)},
+            "bare-0": {},
         },
         reported={"pen-0": 2},
         velocity={"fc.bias": torch.tensor([0.25])},
@@ -51,7 +52,8 @@ def test_checkpoints_come_back_bit_for_bit(directory: RunDirectory) -> None:
     found = directory.checkpoint("last")
     assert found is not None
     assert (found.state.round, found.state.reported, found.best) == (3, {"pen-0": 2}, Best(2, 0.75))
-    assert found.state.personal.keys() == {"pen-0", "own/folder-1"}, "ids with a slash stay whole"
+    assert list(found.state.personal) == ["pen-0", "own/folder-1", "bare-0"], "ids with a slash, or of no batch norm"
+    assert list(found.state.shared) == ["fc.weight", "fc.bias"], "in the order of the network"
     whole = [(found.state.shared, state().shared), (found.state.velocity, state().velocity)]
     for one, other in (*whole, *zip_personal(found.state, state())):
         assert one.keys() == other.keys()

@@ -56,6 +56,8 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "format": FORMAT,
         "round": state.round,
         "reported": state.reported,
+        "shared": list(state.shared),
+        "clients": list(state.personal),
         "best": None if best is None else [best.round, best.score],
     }
     facts["digest"] = _digest(tensors, facts)
@@ -76,8 +78,7 @@ def read(path: Path) -> Checkpoint:
         if facts["format"] == FORMAT and facts.pop("digest") != _digest(tensors, facts):
             raise ValueError("its digest is not that of its content")
         best = None if facts["best"] is None else Best(int(facts["best"][0]), float(facts["best"][1]))
-        reported = {str(client): int(number) for client, number in facts["reported"].items()}
-        return Checkpoint(_nested(tensors, int(facts["round"]), reported), best)
+        return Checkpoint(_nested(tensors, facts), best)
     except _DAMAGE as error:
         raise DamagedError(
             f"got checkpoint {path}, which cannot be read ({error}); expected {FORMAT}. It is damaged: put a copy "
@@ -102,9 +103,10 @@ def _flat(state: ServerState) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in flat.items()}
 
 
-def _nested(flat: Mapping[str, Tensor], number: int, reported: dict[str, int]) -> ServerState:
+def _nested(flat: Mapping[str, Tensor], facts: Mapping[str, Any]) -> ServerState:
+    """The state in the order it had: tensors come back sorted, and a client without batch norm has none at all."""
     whole: dict[str, dict[str, Tensor]] = {"shared": {}, "velocity": {}}
-    personal: dict[str, dict[str, Tensor]] = {}
+    personal: dict[str, dict[str, Tensor]] = {str(client): {} for client in facts.get("clients", ())}
     for key, tensor in flat.items():
         kind, _, rest = key.partition("/")
         if kind in whole:
@@ -114,4 +116,6 @@ def _nested(flat: Mapping[str, Tensor], number: int, reported: dict[str, int]) -
             personal.setdefault(client, {})[name] = tensor
         else:
             raise ValueError(f"unknown tensor {key!r}")
-    return ServerState(number, whole["shared"], personal, reported, whole["velocity"])
+    shared = {str(name): whole["shared"].pop(name) for name in facts.get("shared", ())} | whole["shared"]
+    reported = {str(client): int(number) for client, number in facts["reported"].items()}
+    return ServerState(int(facts["round"]), shared, personal, reported, whole["velocity"])

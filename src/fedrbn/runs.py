@@ -44,7 +44,7 @@ class Watcher(Protocol):
 
 
 Revise: TypeAlias = Callable[[Course, ServerState], tuple[Course, ServerState]]
-"""What may change before a round: who takes part, and so what the server remembers of them."""
+"""What may change before a round and before the evaluation: who takes part, and so what the server remembers."""
 
 
 def unchanged(course: Course, state: ServerState) -> tuple[Course, ServerState]:
@@ -135,7 +135,8 @@ def train_and_evaluate(
 ) -> dict[str, Any]:
     """Run the rounds that are left, then evaluate the state that validation chose; returns the record of that.
 
-    The caller holds the directory's lock and has recovered it. `revise` is asked before every round.
+    The caller holds the directory's lock and has recovered it. `revise` is asked before every round and
+    before the evaluation.
     """
     course, state = _train(course, directory, execute, watcher, revise)
     return _evaluate(course, directory, state, execute, None, watcher)
@@ -150,10 +151,12 @@ def _train(
     best = checkpoint.best if checkpoint else None
     origin, started = facts(course), time.perf_counter()
     first_losses = first_losses_of(directory.records("rounds.jsonl"))
-    while state.round < course.plan.rounds:
+    while True:
         course, state = revise(course, state)
         if checkpoint and state.round == checkpoint.state.round:
             _ensure_fit(course, state, directory.path)
+        if state.round >= course.plan.rounds:
+            break
         try:
             state, report = next(federate(state, course.plan, execute))
         except TooFewClientsError as error:

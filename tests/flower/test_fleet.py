@@ -183,6 +183,23 @@ def test_a_killed_server_resumes_with_the_same_numbers(tmp_path: Path) -> None:
     assert serve(InProcessGrid(app, {}), config) == record, "a finished run needs no nodes"
 
 
+def test_a_server_killed_before_its_evaluation_still_looks_who_is_there_and_who_is_barred(tmp_path: Path) -> None:
+    def change(message: Message, context: Context, do: Step) -> Message:
+        if order_of(message) is None and RunDirectory.open(tmp_path / "run").records("rounds.jsonl"):
+            raise Killed
+        return do(message, context)
+
+    three = {node: part for node, part in NODES.items() if part != 3}
+    config = run_config(tmp_path, "run", experiment(federation={"validation": 0.0}), nodes=3)
+    with pytest.raises(Killed):
+        serve(grid(tampered(change), nodes=three), config)
+    assert last(tmp_path / "run").round == 3, "all rounds are over"
+    _write(tmp_path / "run" / "control.toml", 'bar = ["plain-1"]\n')
+    record = serve(grid(), config)
+    assert set(record["users"]) == {"plain-0", "pen-0", "pen-1"}
+    assert record["barred"] == ["plain-1"]
+
+
 def test_another_experiment_in_the_directory_is_refused(tmp_path: Path) -> None:
     served(tmp_path, "run", experiment(train={"rounds": 1, "validate_every": 1}))
     with pytest.raises(StorageError, match="holds another experiment"):
@@ -249,8 +266,9 @@ def test_a_broken_control_file_is_reported_and_changes_nothing(tmp_path: Path) -
     path = tmp_path / "run" / "control.toml"
     nodes = grid(at_round(1, lambda: _write(path, "bar = [1, 2")))
     served(tmp_path, "run", experiment(train={"rounds": 2, "validate_every": 2}), nodes)
-    (event,) = events(tmp_path / "run" / "events.jsonl", "control refused")
-    assert "expected bar and drop_donors" in event["reason"]
+    refused = events(tmp_path / "run" / "events.jsonl", "control refused")
+    assert len(refused) == 2, "before round 2 and before the evaluation"
+    assert all("expected bar and drop_donors" in event["reason"] for event in refused)
 
 
 def _write(path: Path, text: str) -> None:

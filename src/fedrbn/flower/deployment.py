@@ -153,7 +153,7 @@ class Deployment:
         return shared and not isinstance(self.terms.experiment.federation.partition.sizes, Dirichlet)
 
     def revise(self, course: Course, state: ServerState) -> tuple[Course, ServerState]:  # noqa: ARG002
-        """Before a round: who is there now, who is barred; newcomers get a batch norm."""
+        """Before a round and the evaluation: who is there now, who is barred; newcomers get a batch norm."""
         self.refresh()
         directory, common = self.terms.directory, self.terms.common
         directory.describe(tuple(self.roster.members.values()), common.classes, common.image_shape)
