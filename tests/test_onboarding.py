@@ -108,6 +108,21 @@ def test_calibration_moves_weights_but_not_the_noised_branch(federation: Trained
     assert all(torch.equal(value, tensors(newcomer.net)[name]) for name, value in before.items())
 
 
+def test_a_newcomer_of_fedrbn_plus_is_calibrated_although_bn_c_predicts(
+    tiny: Callable[..., Experiment], tmp_path: Path, digits: DataSet
+) -> None:
+    """Its calibration normalises attacked images by their batch, which would move BN_a's running statistics."""
+    runs.run(tiny(method={"name": "fedrbn+"}, train={"rounds": 1}), tmp_path / "run")
+    plus = fedrbn.load(tmp_path / "run")
+    newcomer = onboard(plus, digits.domains[1].train.images[:64])
+    assert newcomer.branch is Branch.CLEAN
+    before = {name: value.clone() for name, value in tensors(newcomer.net).items()}
+    after = tensors(calibrate(plus, newcomer, some(digits.domains[1].train, 40), steps=2).net)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert "network.conv1.weight" in changed
+    assert not changed & plus.plan.names.noised
+
+
 def test_comparison_with_participants_of_the_domain(federation: Trained, digits: DataSet) -> None:
     newcomer = onboard(federation, digits.domains[1].train.images[:64])
     test = some(digits.domains[1].test, 12)

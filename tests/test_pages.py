@@ -21,39 +21,33 @@ def pages() -> Any:
     return module
 
 
-def number(row: str, column: str, metric: str, mean: float | None, paper: float | None, std: float | None) -> Any:
-    return {
-        "part": "Digits",
-        "row": row,
-        "column": column,
-        "metric": metric,
-        "mean": mean,
-        "paper": paper,
-        "std": std,
-    }
+def number(row: str, column: str, metric: str, paper: float | None, *ours: float) -> Any:
+    place = {"part": "Digits", "row": row, "column": column, "metric": metric, "data": "digits", "paper": paper}
+    return {**place, "seeds": {str(seed): value for seed, value in enumerate(ours, start=1)}, "stopped": {}}
 
 
 def test_the_comparison_shows_ours_beside_the_papers_and_leaves_empty_what_was_not_run(pages: Any) -> None:
     content = {
         "caption": "Small.",
+        "seeds": [1, 2],
         "numbers": [
-            number("FedRBN", "20 %", "RA", 36.04, 55.8, 1.25),
-            number("FedRBN", "20 %", "SA", 74.0, None, None),
-            number("FedRBN", "20 %", "T", 0.4, 2.9, None),
-            number("FATBN", "20 %", "RA", None, 41.2, None),
+            number("FedRBN", "20 %", "RA", 55.8, 35.0, 37.0),
+            number("FedRBN", "20 %", "SA", None, 74.0),
+            number("FedRBN", "20 %", "T", 2.9, 0.4, 0.4),
+            number("FATBN", "20 %", "RA", 41.2),
         ],
     }
     lines = pages.of_results(content, "Digits", "captioned").splitlines()
     assert lines[0] == "| | 20 %: RA | SA | T |"
-    assert lines[2] == "| FedRBN | 36.0 ± 1.2 (55.8) | 74.0 | 0.4 |"
+    assert lines[2] == "| FedRBN | 36.0 ± 1.4 [55.8] | 74.0 (1) | 0.4 |"
     assert lines[3] == "| FATBN |  |  |  |"
     assert lines[-1] == "Small."
     assert pages.of_results(content, "", "plain").startswith("**Digits**\n\n| | 20 %: RA")
 
 
 def test_a_run_that_stopped_says_so_and_costs_are_shown_only_where_there_are_any(pages: Any) -> None:
-    stopped = {**number("off", "SVHN", "RA", None, None, None), "stopped": {"1": 12}}
-    assert pages.comparison({"numbers": [stopped]}, "Digits") == (
+    stopped = {**number("off", "SVHN", "RA", None), "stopped": {"1": 12}}
+    assert pages.comparison({"seeds": [1], "numbers": [stopped]}, "Digits") == (
         "| | SVHN: RA |\n|---|---|\n| off | stopped in round 12 |"
     )
 

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import os
+import shutil
+import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -303,6 +305,9 @@ def test_mean_and_deviation_over_seeds_by_hand() -> None:
     number = table.Number("", "", "", "RA", "digits", {1: 50.0, 2: 52.0, 3: 54.0}, 55.8)
     assert (number.mean, number.std) == (52.0, 2.0)  # deviations −2, 0, 2: √(8 / 2)
     assert table.shown_mean(number) == "52.0 ± 2.0"
+    assert table.shown_mean(number, wanted=4).endswith("52.0 ± 2.0 (3)"), "of four seeds"
+    survivor = table.Number("", "", "", "RA", "digits", {1: 50.0}, None, {2: 7, 3: 4})
+    assert table.shown_mean(survivor, wanted=3) == "50.0 (1; stopped in round 7; stopped in round 4)"
     assert table.shown_mean(table.Number("", "", "", "RA", "digits", {1: 0.58}, None)) == "0.6"
     assert table.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.00612}, None)) == "0.00612"
     assert table.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.4, 2: 0.4}, None)) == "0.4", "no ± 0"
@@ -340,6 +345,45 @@ def test_a_run_that_could_not_go_on_says_in_which_round(tmp_path: Path) -> None:
     page = table.markdown(made)
     assert f"| {found[0].row} | stopped in round 3 |" in page
     assert "Stopped: from that round on" in page
+    for number in (1, 2, 3):
+        directory.append("rounds.jsonl", {"round": number})
+    assert filled(found, tmp_path, (1,)).numbers[0].stopped == {}, "it was continued"
+
+
+def test_an_evaluation_of_another_branch_or_other_images_is_not_taken_for_the_tables(
+    trained: Path, tmp_path: Path
+) -> None:
+    path = shutil.copytree(trained, tmp_path / "run")
+    (first,) = RunDirectory.open(path).records("evaluations.jsonl")
+    for change in ({"deployment": "clean"}, {"samples_digest": "other"}, {}):
+        assert reading.under_attacks(path, ["fgsm"]) is None
+        record = {**first, "attack": "fgsm", "attacks": {"fgsm": first["attacks"][first["attack"]]}, **change}
+        RunDirectory.open(path).append("evaluations.jsonl", record)
+    assert reading.under_attacks(path, ["fgsm"]) == record
+
+
+def test_a_rows_own_option_must_be_one_of_its_method() -> None:
+    part = declarations.read("plus").parts[0]
+    row = declarations.Row(label="clipped", method={"name": "fedrbn+", "clip": 10.0})
+    with pytest.raises(ValueError, match="clip"):
+        resolved(plan.declared_run(part, row, part.columns[0]))
+
+
+def test_attacks_in_pixels_are_not_shown_as_those_of_the_released_code() -> None:
+    with pytest.raises(ConfigError, match=r"further attacks are in pixels.*Leave --threat out"):
+        plan.cells(declarations.read("attacks"), SMOKE, threat="authors-release")
+
+
+def test_experiments_that_name_objects_are_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(Path(declarations.__file__).parents[3])
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", root)])
+    monkeypatch.delitem(sys.modules, "experiments.ours.parts", raising=False)
+    monkeypatch.delitem(sys.modules, "experiments.ours", raising=False)
+    monkeypatch.delitem(sys.modules, "experiments", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert plan.cells(declarations.read("plus-parts"), SMOKE)
 
 
 def test_rows_are_compared_sample_by_sample(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrbn.reproduce.differences import Difference
-from fedrbn.reproduce.table import difference_grid
+from fedrbn.reproduce.table import Number, difference_grid, printed_number, shown_mean
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", *(f"docs/{name}.md" for name in ("speed", "scaling", "benchmark", "plus", "choices")))
@@ -68,17 +68,21 @@ def comparison(content: dict[str, Any], part: str) -> str:
     lines = [f"| | {' | '.join(heads)} |", "|---" * (len(metrics) * len(columns) + 1 + bool(cost)) + "|"]
     for row in dict.fromkeys(number["row"] for number in numbers):
         found = {(n["column"], n["metric"]): n for n in numbers if n["row"] == row}
-        shown = [_beside(found.get((column, metric))) for column in columns for metric in metrics]
-        shown += [_cost(found.get((cost[0], "T")))] if cost else []
+        wanted = len(content["seeds"])
+        shown = [_beside(found.get((column, metric)), wanted) for column in columns for metric in metrics]
+        shown += [_ours(found.get((cost[0], "T")), wanted)] if cost else []
         lines.append(f"| {row} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
 def differences(content: dict[str, Any], part: str) -> str:
     """Rows against one of them, sample by sample, as in the table itself."""
-    fields = [field.name for field in dataclasses.fields(Difference)]
-    found = [one for one in content["differences"] if one["part"] == part]
-    return "\n".join(difference_grid([Difference(**{name: one[name] for name in fields}) for one in found]))
+    found = [
+        Difference(**{name: one[name] for name in _fields(Difference)})
+        for one in content["differences"]
+        if one["part"] == part
+    ]
+    return "\n".join(difference_grid(found))
 
 
 def of_results(content: dict[str, Any], part: str, kind: str) -> str:
@@ -89,19 +93,21 @@ def of_results(content: dict[str, Any], part: str, kind: str) -> str:
     return "\n\n".join([*shown, *([content["caption"]] if kind == "captioned" else [])])
 
 
-def _beside(number: dict[str, Any] | None) -> str:
-    """Our mean, with the standard deviation over seeds where there is one, and the paper's number."""
+def _beside(number: dict[str, Any] | None, wanted: int) -> str:
+    """Our number, and the paper's in square brackets."""
+    ours = _ours(number, wanted)
+    return f"{ours} [{printed_number(number['paper'])}]" if number and ours and number["paper"] is not None else ours
+
+
+def _ours(number: dict[str, Any] | None, wanted: int) -> str:
+    """Our number as the table itself shows it."""
     if number is None:
         return ""
-    if number["mean"] is None:
-        return ", ".join(f"stopped in round {found}" for found in number.get("stopped", {}).values())
-    std = "" if number["std"] is None else f" ± {number['std']:.1f}"
-    paper = "" if number["paper"] is None else f" ({number['paper']:.1f})"
-    return f"{number['mean']:.1f}{std}{paper}"
+    return shown_mean(Number(**{name: number[name] for name in _fields(Number)}), wanted)
 
 
-def _cost(number: dict[str, Any] | None) -> str:
-    return "" if number is None or number["mean"] is None else f"{number['mean']:.3g}"
+def _fields(kind: type[Difference | Number]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
 
 
 def filled(page: str, found: dict[str, str]) -> str:
@@ -126,8 +132,9 @@ def main() -> None:
             found[name] = shares(content) if name == "profiling" else table(content)
     for name, (folder, part, kind) in RESULTS.items():
         path = ROOT / "results" / folder / "table.json"
-        if path.exists():
-            found[name] = of_results(json.loads(path.read_text(encoding="utf-8")), part, kind)
+        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"numbers": []}
+        if any(part in ("", number["part"]) for number in content["numbers"]):  # --only may have left it out
+            found[name] = of_results(content, part, kind)
     for name in PAGES:
         path = ROOT / name
         path.write_text(filled(path.read_text(encoding="utf-8"), found), encoding="utf-8")

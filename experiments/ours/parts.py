@@ -1,4 +1,4 @@
-"""FedRBN+ without one of its parts, for the ablation of experiments/ours/plus-parts.toml: run from the project's root."""
+"""FedRBN+ without one of its parts, for the ablation of experiments/ours/plus-parts.toml."""
 
 from __future__ import annotations
 

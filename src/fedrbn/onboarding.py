@@ -97,12 +97,12 @@ def measure_clean_statistics(net: DualNet, images: Tensor) -> None:
 
 
 def calibrate(trained: Trained, newcomer: Newcomer, labelled: Samples, steps: int, seed: int = 0) -> Newcomer:
-    """`steps` steps of pseudo-noise calibration (Eq. 5) on labelled images; BN_a stays as it is."""
+    """`steps` steps of the method's calibration (Eq. 5 for FedRBN) on labelled images; BN_a stays as it is."""
     method, train = trained.plan.method, trained.experiment.train
-    if newcomer.branch is Branch.CLEAN or method.calibration is None:
+    if not newcomer.donors or method.calibration is None:
         raise OnboardingError(
             f"got calibration steps for method {method.name!r} with {len(newcomer.donors)} donors; expected a newcomer "
-            "with an estimated BN_a. Leave the steps out, or use a run of fedrbn with AT users."
+            "with an estimated BN_a. Leave the steps out, or use a run of fedrbn or fedrbn+ with AT users."
         )
     if len(labelled) < 2:
         raise OnboardingError(
@@ -110,6 +110,7 @@ def calibrate(trained: Trained, newcomer: Newcomer, labelled: Samples, steps: in
         )
     net = copy.deepcopy(newcomer.net)
     kept = layout(net, method.local).noised
+    estimated = {name: tensor.clone() for name, tensor in tensors(net).items() if name in kept}
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(name not in kept)
     order = batches(len(labelled), train.batch_size, steps, generator(seed, "onboard", "batches"))
@@ -121,6 +122,7 @@ def calibrate(trained: Trained, newcomer: Newcomer, labelled: Samples, steps: in
         memory={},
         generator=generator(seed, "onboard", "objective"),
     )
+    load(net, estimated)
     return Newcomer(net.eval(), newcomer.branch, newcomer.donors, newcomer.images)
 
 

@@ -35,7 +35,7 @@ def reproduce(
             "(domainnet; the default where domainnet is not prepared), or domainnet."
         ),
     ] = None,
-    only: Annotated[str, typer.Option(help="Only cells with this text in PART/ROW/COLUMN.")] = "",
+    only: Annotated[str, typer.Option(help="Only cells with this text in PART/ROW/COLUMN, in the table as well.")] = "",
     out: Annotated[Path, typer.Option(help="Where the folder with the tables is made.")] = Path("results"),
     store: Annotated[Path, typer.Option(help="Store of runs; a run that is there already is used.")] = Path("runs"),
     workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default one per core.")] = None,

@@ -34,8 +34,8 @@ def local_update(
 ) -> Upload:
     """Train the shared weights with the client's own batch norm on its data, for one round.
 
-    `net` is a workspace: its weights are overwritten first. ST users leave everything on the noised branch as they
-    got it, and do not upload it: BN_a belongs to AT users. `store` is where the client keeps what its method has to
+    `net` is a workspace: its weights are overwritten first. ST users train no parameter of the noised branch
+    and upload nothing of it: BN_a belongs to AT users. `store` is where the client keeps what its method has to
     remember between rounds, `privacy` what it does to its upload before it leaves.
     """
     method = round_.method

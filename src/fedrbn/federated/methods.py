@@ -70,6 +70,11 @@ class Method:
             raise ConfigError(
                 f"got method {self.name!r} with momentum {self.momentum}; expected a number from 0 (none) to below 1."
             )
+        if self.momentum and self.local is Local.EVERYTHING:
+            raise ConfigError(
+                f"got method {self.name!r} with momentum {self.momentum}; expected none, because it shares nothing "
+                "that the server could move. Leave method.momentum out."
+            )
         if self.propagation is not None and (not self.dual_bn or self.local in {Local.NOTHING, Local.EVERYTHING}):
             raise ConfigError(
                 f"got method {self.name!r} with propagation, dual_bn={self.dual_bn} and local={self.local.value!r}; "

@@ -119,7 +119,7 @@ class Losses:
         if not math.isfinite(loss):
             raise FloatingPointError(
                 f"got loss {loss} at step {len(self.values)}; expected a number. Training has diverged: lower "
-                "train.lr, or clip the calibration gradient with method.clip=10."
+                "train.lr, or with fedrbn clip the calibration gradient (method.clip=10)."
             )
 
     def mean(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ class Results:
         said = [f"{self.title}. Ours: scale {self.scale}, threat model {self.threat}, {spread}."]
         used = dict.fromkeys(data for part, data in self.stand_ins.items() if part in self.parts)
         said += [_stand_in(data) for data in used]
-        return " ".join([*said, *remarks, *_not_run(self.numbers)])
+        return " ".join([*said, *remarks, *_left_out(self.numbers)])
 
 
 def _stand_in(data: str) -> str:
@@ -122,12 +122,19 @@ def _stand_in(data: str) -> str:
     return f"Run on {data} in place of the paper's {declared} ({pairs})."
 
 
-def _not_run(numbers: Sequence[Number]) -> list[str]:
-    missing = list(dict.fromkeys(" ".join((n.row, n.column)).strip() for n in numbers if n.mean is None))
-    if not missing:
-        return []
-    named = ", ".join(missing[:MOST_NAMED])
-    return [f"Not run and left out: {named}{f' and {len(missing) - MOST_NAMED} more' * (len(missing) > MOST_NAMED)}."]
+def _left_out(numbers: Sequence[Number]) -> list[str]:
+    """What is not drawn: what was not run, and apart from it what diverged."""
+    empty = [number for number in numbers if number.mean is None]
+    groups = {
+        "Not run and left out": [number for number in empty if not number.stopped],
+        "Stopped before their last round and left out": [number for number in empty if number.stopped],
+    }
+    said = []
+    for what, missing in groups.items():
+        names = list(dict.fromkeys(" ".join((n.row, n.column)).strip() for n in missing))
+        more = f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED)
+        said += [f"{what}: {', '.join(names[:MOST_NAMED])}{more}."] if names else []
+    return said
 
 
 def results(request: Request, experiment: str) -> Results:
@@ -161,10 +168,14 @@ def results(request: Request, experiment: str) -> Results:
 
 
 def _number(values: dict[str, Any], wanted: Sequence[int] | None) -> Number:
-    seeds = {int(seed): float(value) for seed, value in values["seeds"].items()}
-    kept = {seed: value for seed, value in seeds.items() if wanted is None or seed in wanted}
+    def chosen(by_seed: Mapping[str, Any]) -> dict[int, Any]:
+        return {int(seed): value for seed, value in by_seed.items() if wanted is None or int(seed) in wanted}
+
+    seeds = {seed: float(value) for seed, value in chosen(values["seeds"]).items()}
+    stopped = {seed: int(number) for seed, number in chosen(values.get("stopped", {})).items()}
     part, row, column, metric, data = (str(values[key]) for key in ("part", "row", "column", "metric", "data"))
-    return Number(part, row, column, metric, data, kept, None if values["paper"] is None else float(values["paper"]))
+    paper = None if values["paper"] is None else float(values["paper"])
+    return Number(part, row, column, metric, data, seeds, paper, stopped)
 
 
 def cell_runs(request: Request, experiment: str, seeds: Sequence[int]) -> dict[tuple[str, str, str], list[Path]]:

@@ -48,21 +48,22 @@ def pairs(request: Request) -> list[Pair]:
     runs = cell_runs(request, EXPERIMENT, seeds)
     found: list[Pair] = []
     for column in dict.fromkeys(column for _, _, column in runs):
-        ours = _finished(runs, PROPAGATED, column)
-        theirs = _finished(runs, PLAIN, column)
-        if not ours or len(ours) != len(theirs):
+        ours, theirs = (_finished(runs, part, column) for part in (PROPAGATED, PLAIN))
+        both = [seed for seed in ours if seed in theirs]
+        if not both:
             raise FigureError(
-                f"got {len(ours)} finished runs of {PROPAGATED} and {len(theirs)} of {PLAIN} with {column}; expected "
-                f"as many of each. Make them: {request.command(EXPERIMENT, column)}"
+                f"got finished runs of {PROPAGATED} with seeds {list(ours)} and of {PLAIN} with seeds {list(theirs)}, "
+                f"both with {column}; expected a seed in common. Make them: {request.command(EXPERIMENT, column)}"
             )
-        found += _of_donor(ours, theirs)
+        found += _of_donor([ours[seed] for seed in both], [theirs[seed] for seed in both])
     return found
 
 
-def _finished(runs: Mapping[tuple[str, str, str], Sequence[Path]], part: str, column: str) -> list[Path]:
-    """The runs of a column: the same for all rows, which read different domains."""
+def _finished(runs: Mapping[tuple[str, str, str], Sequence[Path]], part: str, column: str) -> dict[int, Path]:
+    """The finished runs of a column by seed: the same for all rows, which read different domains."""
     paths = next(paths for (own, _, heading), paths in runs.items() if (own, heading) == (part, column))
-    return [path for path in paths if reading.evaluation(path) is not None]
+    found = {path: reading.evaluation(path) for path in paths}
+    return {int(record["seed"]): path for path, record in found.items() if record is not None}
 
 
 def _of_donor(ours: Sequence[Path], theirs: Sequence[Path]) -> list[Pair]:

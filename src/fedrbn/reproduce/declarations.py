@@ -8,6 +8,7 @@ them smaller.
 from __future__ import annotations
 
 import difflib
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,16 @@ FOLDERS = ("paper", "ours")
 
 
 def folder() -> Path:
-    """The folder `experiments` here, or else in the working copy that this package is part of."""
+    """The folder `experiments` here, or else in the working copy that this package is part of.
+
+    It can be imported from then on: declarations name objects in `experiments.ours`.
+    """
     tried = [Path("experiments"), Path(__file__).parents[3] / "experiments"]
     for path in tried:
         if (path / FOLDERS[0]).is_dir():
+            root = str(path.resolve().parent)
+            if root not in sys.path:
+                sys.path.append(root)
             return path
     raise ConfigError(
         f"got no folder experiments/{FOLDERS[0]}; expected it in the current directory. Run the command in a working "

@@ -90,6 +90,11 @@ def cells(
         for row in part.rows
         for index in range(len(part.columns))
     ]
+    if threat != "pixel" and any(cell.attacks for cell in found):
+        raise ConfigError(
+            f"got --threat {threat} for {declaration.name}, whose further attacks are in pixels; expected pixel. "
+            "Leave --threat out."
+        )
     chosen = [cell for cell in found if only.lower() in f"{cell.part}/{cell.row}/{cell.column}".lower()]
     if not chosen:
         raise ConfigError(f"got --only {only!r}; expected a part of PART/ROW/COLUMN, such as {_name(found[0])!r}.")
@@ -161,12 +166,12 @@ def _cell(
 def declared_run(part: Part, row: Row, column: Column) -> Experiment:
     """The run of a cell at the paper's size: the part's settings, then the row's, then the column's.
 
-    Options of the method that a column or part sets hold for those rows whose method has them.
+    Options of the method that a column or part sets hold for those rows whose method has them; a row's own must fit.
     """
     values = config.with_settings({}, [*part.settings, *row.settings, *column.settings])
     method = named(values["method"]["name"], PGD())
     unknown = values["method"].keys() - MethodConfig.model_fields.keys()
-    kept = {"name", *options(method), *unknown}  # what no method has is left in, for the config to refuse
+    kept = {"name", *options(method), *row.method, *unknown}  # what no method has is left in, for the config to refuse
     return config.make({**values, "method": {key: v for key, v in values["method"].items() if key in kept}})
 
 

@@ -60,17 +60,22 @@ def evaluation(path: Path) -> dict[str, Any] | None:
 
 
 def stopped(path: Path) -> int | None:
-    """The round in which a run had too few usable answers to go on; None if it is finished or merely not that far."""
+    """The round in which a run had too few usable answers; None if it is finished, went on, or is not that far."""
     if evaluation(path) is not None or not (path / "config.toml").is_file():
         return None
-    stops = RunDirectory.open(path).records("stops.jsonl")
-    return int(stops[-1]["round"]) if stops else None
+    run = RunDirectory.open(path)
+    stops = [int(record["round"]) for record in run.records("stops.jsonl")]
+    return stops[-1] if stops and stops[-1] > len(run.records("rounds.jsonl")) else None
 
 
 def under_attacks(path: Path, attacks: Sequence[str]) -> dict[str, Any] | None:
-    """The record of an evaluation with all of these attacks; None if there is none yet."""
-    records = evaluations(RunDirectory.open(path))
-    return next((record for record in records[1:] if set(attacks) <= record["attacks"].keys()), None)
+    """The record of an evaluation with all of these attacks; None if there is none yet.
+
+    It must be of the branch and the images of the evaluation that ended the training: anybody may have added others.
+    """
+    first, *later = evaluations(RunDirectory.open(path))
+    same = [record for record in later if all(record[key] == first[key] for key in ("deployment", "samples_digest"))]
+    return next((record for record in same if set(attacks) <= record["attacks"].keys()), None)
 
 
 def _under_attack(path: Path, attack: str, attacks: Sequence[str]) -> float | None:

@@ -129,8 +129,8 @@ def caption(table: Table) -> str:
     ours = f"one seed ({table.seeds[0]})"
     if len(table.seeds) > 1:
         ours = (
-            f"mean ± standard deviation over the seeds {', '.join(map(str, table.seeds))} as far as they are finished, "
-            "without ± one of them (table.json says which)"
+            f"mean ± standard deviation over the seeds {', '.join(map(str, table.seeds))}, in brackets how many of "
+            "them where not all are finished (table.json says which)"
         )
     threat, attack = f"Threat model: {table.threat}", "PGD with ε = 8/255"
     if table.threat != "pixel":
@@ -175,13 +175,13 @@ def markdown(table: Table) -> str:
     for part in dict.fromkeys(number.part for number in table.numbers):
         numbers = [number for number in table.numbers if number.part == part]
         on = f" (run on {table.stand_ins[part]})" if part in table.stand_ins else ""
-        lines += [f"## {part}{on}", "", *_grid(numbers), ""]
+        lines += [f"## {part}{on}", "", *_grid(numbers, len(table.seeds)), ""]
         lines += _compared([difference for difference in table.differences if difference.part == part])
     made = [f"Made by `{table.command}`.", ""] if table.command else []
     return "\n".join([*lines, *made, caption(table)]) + "\n"
 
 
-def _grid(numbers: Sequence[Number]) -> list[str]:
+def _grid(numbers: Sequence[Number], wanted: int) -> list[str]:
     heads = list(dict.fromkeys((number.column, number.metric) for number in numbers))
     printed = {head for head in heads for n in numbers if (n.column, n.metric) == head and n.paper is not None}
     header = [
@@ -194,7 +194,7 @@ def _grid(numbers: Sequence[Number]) -> list[str]:
         shown = [row]
         for head in heads:
             number = found.get(head)
-            shown.append("" if number is None else shown_mean(number))
+            shown.append("" if number is None else shown_mean(number, wanted))
             if head in printed:
                 shown.append("" if number is None or number.paper is None else printed_number(number.paper))
         lines.append("| " + " | ".join(shown) + " |")
@@ -233,12 +233,18 @@ def _shown_difference(one: Difference | None) -> str:
     return f"{one.mean:+.1f}{spread} ({len(one.seeds)}; {p})"
 
 
-def shown_mean(number: Number) -> str:
-    """Our number for people; nothing if it was not run, and the round if the run could not go on."""
+def shown_mean(number: Number, wanted: int = 1) -> str:
+    """Our number for people, and how many seeds it has if more were wanted; nothing if it was not run.
+
+    A run that could not go on is never left out of sight: the round in which it stopped is shown.
+    """
+    stops = [f"stopped in round {found}" for found in number.stopped.values()]
     if number.mean is None:
-        return ", ".join(f"stopped in round {found}" for found in number.stopped.values())
+        return ", ".join(stops)
     shown = [number.mean, number.std] if number.std else [number.mean]  # costs are the same for every seed
-    return " ± ".join(f"{value:.3g}" if number.metric in NOT_PERCENT else f"{value:.1f}" for value in shown)
+    means = " ± ".join(f"{value:.3g}" if number.metric in NOT_PERCENT else f"{value:.1f}" for value in shown)
+    fewer = [str(len(number.seeds))] if len(number.seeds) < wanted and number.metric not in NOT_PERCENT else []
+    return f"{means} ({'; '.join([*fewer, *stops])})" if fewer or stops else means
 
 
 def printed_number(value: float) -> str:
