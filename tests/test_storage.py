@@ -37,6 +37,7 @@ def state(number: int = 3) -> ServerState:
         },
         reported={"pen-0": 2},
         velocity={"fc.bias": torch.tensor([0.25])},
+        missed={"own/folder-1": 2},
     )
 
 
@@ -52,6 +53,7 @@ def test_checkpoints_come_back_bit_for_bit(directory: RunDirectory) -> None:
     found = directory.checkpoint("last")
     assert found is not None
     assert (found.state.round, found.state.reported, found.best) == (3, {"pen-0": 2}, Best(2, 0.75))
+    assert found.state.missed == {"own/folder-1": 2}
     assert list(found.state.personal) == ["pen-0", "own/folder-1", "bare-0"], "ids with a slash, or of no batch norm"
     assert list(found.state.shared) == ["fc.weight", "fc.bias"], "in the order of the network"
     whole = [(found.state.shared, state().shared), (found.state.velocity, state().velocity)]

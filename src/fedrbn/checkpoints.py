@@ -56,6 +56,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "format": FORMAT,
         "round": state.round,
         "reported": state.reported,
+        "missed": state.missed,
         "shared": list(state.shared),
         "clients": list(state.personal),
         "best": None if best is None else [best.round, best.score],
@@ -117,5 +118,7 @@ def _nested(flat: Mapping[str, Tensor], facts: Mapping[str, Any]) -> ServerState
         else:
             raise ValueError(f"unknown tensor {key!r}")
     shared = {str(name): whole["shared"].pop(name) for name in facts.get("shared", ())} | whole["shared"]
-    reported = {str(client): int(number) for client, number in facts["reported"].items()}
-    return ServerState(int(facts["round"]), shared, personal, reported, whole["velocity"])
+    reported, missed = (
+        {str(client): int(number) for client, number in facts.get(key, {}).items()} for key in ("reported", "missed")
+    )
+    return ServerState(int(facts["round"]), shared, personal, reported, whole["velocity"], missed)

@@ -146,3 +146,5 @@ class ServerState:
     """The last round each client reported in. Clients that never did do not donate statistics."""
     velocity: Tensors = field(default_factory=dict)
     """How far the shared weights went in the last round, for methods with momentum; empty for all others."""
+    missed: dict[str, int] = field(default_factory=dict)
+    """How often in a row a client was asked and gave no answer that counted; without those that have missed nothing."""

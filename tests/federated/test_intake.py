@@ -263,13 +263,25 @@ def test_a_donor_that_is_gone_keeps_its_statistics_and_their_age_and_fades() -> 
     )
     assert state.reported == {"c0": 1, "c1": 3, "c2": 3, "c3": 3}
     assert torch.equal(state.personal["c0"][MEAN_A], first.personal["c0"][MEAN_A])
-    assert todo.missed(state) == {"c0": 2, "c3": 0}
+    assert state.missed == {"c0": 2}
     assert todo.fading(state) == {"c0": 0.5}
     assert todo.method.propagation is not None
     fresh = todo.method.propagation.weights(state.personal, ["c1"], ["c0", "c3"], todo.names.batch_norms)[0]
     faded = fresh * torch.tensor([0.5, 1.0], dtype=torch.float64)
     expected = faded @ torch.stack([state.personal[donor][MEAN_A] for donor in ("c0", "c3")]).double() / faded.sum()
     torch.testing.assert_close(state.personal["c1"][MEAN_A], expected.float())
+
+
+def test_a_donor_that_is_back_has_missed_nothing_any_more() -> None:
+    """c0 does not answer in round 2, and answers again in round 3."""
+    todo, start = setting()
+    states = [
+        state
+        for state, _ in federate(
+            start, todo, faulty(lambda result: [] if (result.client, result.round) == ("c0", 1) else [result], todo)
+        )
+    ]
+    assert [state.missed for state in states] == [{}, {"c0": 1}, {}]
 
 
 def test_a_donor_that_was_not_sampled_has_missed_nothing() -> None:
@@ -279,9 +291,9 @@ def test_a_donor_that_was_not_sampled_has_missed_nothing() -> None:
     assert any(
         state.reported.get("c0", 3) < state.round or state.reported.get("c3", 3) < state.round for state in states
     )
-    assert all(few.fading(state) == {} for state in states)
+    assert all(state.missed == few.fading(state) == {} for state in states)
 
 
 def test_a_donor_is_never_forgotten_altogether() -> None:
     todo, start = setting(FaultsConfig(stale_half_life=0.001))
-    assert todo.fading(replace(start, round=99, reported={"c0": 1, "c3": 99})) == {"c0": 1e-12}
+    assert todo.fading(replace(start, round=99, reported={"c0": 1, "c3": 99}, missed={"c0": 98})) == {"c0": 1e-12}

@@ -247,3 +247,11 @@ def test_privacy_from_the_config() -> None:
 def test_a_mechanism_without_noise_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected both above 0"):
         Mechanism(1.0, 0.0)
+
+
+def test_secret_noise_is_not_drawn_twice_in_a_round() -> None:
+    waiting, private = {"on_too_few": "wait"}, {"update_noise": 1.0, "secret": True}
+    with pytest.raises(ConfigError, match="a client that is asked again answers with new noise"):
+        from_config(make({"privacy": private, "faults": waiting}))
+    central = {**private, "update_at": "server"}
+    assert from_config(make({"privacy": central, "faults": waiting})) == Privacy(secret=True)

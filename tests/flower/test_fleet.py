@@ -200,6 +200,13 @@ def test_a_server_killed_before_its_evaluation_still_looks_who_is_there_and_who_
     assert record["barred"] == ["plain-1"]
 
 
+def test_noise_that_the_server_could_subtract_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"protects nobody from the server\. Set privacy\.secret = true"):
+        served(tmp_path, "run", experiment(privacy={"update_noise": 0.001}))
+    one = {"train": {"rounds": 1, "validate_every": 1}}
+    assert served(tmp_path, "run", experiment(privacy={"update_noise": 0.001, "secret": True}, **one))["privacy"]
+
+
 def test_another_experiment_in_the_directory_is_refused(tmp_path: Path) -> None:
     served(tmp_path, "run", experiment(train={"rounds": 1, "validate_every": 1}))
     with pytest.raises(StorageError, match="holds another experiment"):

@@ -17,7 +17,7 @@ from fedrbn.attacks import PGD, Untargeted, attack_named, from_config
 from fedrbn.config import AttackConfig
 from fedrbn.diagnosis import Diagnosis
 from fedrbn.evaluation import CONFIDENT, Accuracy, Question
-from fedrbn.federated.aggregation import layout
+from fedrbn.federated.aggregation import Local, layout
 from fedrbn.federated.methods import METHODS
 from fedrbn.federated.objectives import OneStep
 from fedrbn.federated.options import configure
@@ -53,7 +53,7 @@ def sent(records: RecordDict) -> RecordDict:
 
 def orders(job: Job, role: Role, transport: Transport = "float32") -> RecordDict:
     setup = setup_for(role, CHOSEN, TOKEN)
-    shared = shared_record(SHARED, transport)
+    shared = shared_record(SHARED, PARTS, transport)
     return sent(order_records(ROUND, job, role, setup, shared, transport, CHOSEN.attack))
 
 
@@ -71,7 +71,7 @@ def upload(role: Role, **changes: Any) -> Upload:
 
 
 def read(result: Result, job: Job, role: Role = Role.AT, transport: Transport = "float32") -> Result:
-    return result_of(sent(reply_records(result, SHARED, transport)), ROUND, job, MEMBER[role], PARTS, transport)
+    return result_of(sent(reply_records(result, SHARED, PARTS, transport)), ROUND, job, MEMBER[role], PARTS, transport)
 
 
 TRAIN = Train("pen-0", Role.AT, PERSONAL, calibrate=False)
@@ -127,7 +127,7 @@ def test_the_withheld_adversary_refuses_to_act() -> None:
 
 def test_all_messages_of_a_round_hold_the_same_record_of_the_weights() -> None:
     """Flower's store keeps an object once by the hash of its content; here it is even the same object."""
-    shared = shared_record(SHARED, "float32")
+    shared = shared_record(SHARED, PARTS, "float32")
     setup = setup_for(Role.AT, CHOSEN, TOKEN)
     first, second = (
         order_records(ROUND, replace(TRAIN, client=client), Role.AT, setup, shared, "float32", CHOSEN.attack)
@@ -214,17 +214,39 @@ def test_bfloat16_rounds_what_was_changed_and_not_the_weights() -> None:
     exact = {key: torch.full_like(value, 1 + 2**-10) for key, value in SHARED.items()}
     setup = setup_for(Role.AT, CHOSEN, TOKEN)
     records = sent(
-        order_records(ROUND, TRAIN, Role.AT, setup, shared_record(exact, "bfloat16"), "bfloat16", CHOSEN.attack)
+        order_records(ROUND, TRAIN, Role.AT, setup, shared_record(exact, PARTS, "bfloat16"), "bfloat16", CHOSEN.attack)
     )
     round_, _ = job_of(records, wire.value_of(records, "order", TrainOrder), PARTS)
     assert round_.shared[name].dtype == torch.float32
     assert torch.equal(round_.shared[name], torch.ones_like(exact[name]))
     trained = upload(Role.AT, shared={key: torch.full_like(value, 1.25) for key, value in SHARED.items()})
-    reply = sent(reply_records(trained, round_.shared, "bfloat16"))
+    reply = sent(reply_records(trained, round_.shared, PARTS, "bfloat16"))
     got = result_of(reply, replace(ROUND, shared=exact), TRAIN, MEMBER[Role.AT], PARTS, "bfloat16")
     assert isinstance(got, Upload)
     assert torch.equal(got.shared[name], torch.full_like(exact[name], 1.25 + 2**-10))
     assert all(torch.equal(value, trained.personal[key]) for key, value in got.personal.items()), "never rounded"
+
+
+def test_bfloat16_leaves_shared_statistics_alone() -> None:
+    """Rounded, 0.503 is 0.50390625 on its way down, and the change to 0.0005 would make the server's copy negative."""
+    parts = Parts.of(NET, layout(NET, Local.NOTHING))
+    values, own = (
+        {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
+        for specs in (parts.shared, parts.personal)
+    )
+    variance = next(name for name in parts.statistics if "running_var" in name)
+    before, after = ({**values, variance: torch.full_like(values[variance], v)} for v in (0.503, 0.0005))
+    setup = setup_for(Role.AT, CHOSEN, TOKEN)
+    record = shared_record(before, parts, "bfloat16")
+    records = sent(
+        order_records(ROUND, replace(TRAIN, personal=own), Role.AT, setup, record, "bfloat16", CHOSEN.attack)
+    )
+    round_, job = job_of(records, wire.value_of(records, "order", TrainOrder), parts)
+    assert torch.equal(round_.shared[variance], before[variance])
+    reply = sent(reply_records(upload(Role.AT, shared=after, personal=own), round_.shared, parts, "bfloat16"))
+    got = result_of(reply, replace(ROUND, shared=before), job, MEMBER[Role.AT], parts, "bfloat16")
+    assert isinstance(got, Upload)
+    torch.testing.assert_close(got.shared[variance], after[variance])
 
 
 def _array(content: bytes, stype: str = wire.SAFETENSORS) -> ArrayRecord:
@@ -292,7 +314,7 @@ HOSTILE: dict[str, tuple[Callable[[RecordDict], Any], str]] = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_uploads_are_refused(case: str) -> None:
     tamper, reason = HOSTILE[case]
-    records = reply_records(upload(Role.AT, shared=SHARED), SHARED, "float32")
+    records = reply_records(upload(Role.AT, shared=SHARED), SHARED, PARTS, "float32")
     assert result_of(records, ROUND, TRAIN, MEMBER[Role.AT], PARTS, "float32"), "sound before"
     tamper(records)
     with pytest.raises(MessageError, match=reason):

@@ -59,12 +59,12 @@ def flat(records: RecordDict) -> Flat:
 
 
 def order(job: Job) -> Flat:
-    shared = shared_record(SHARED, "float32")
+    shared = shared_record(SHARED, PARTS, "float32")
     return flat(order_records(ROUND, job, Role.AT, SETUP, shared, "float32", CHOSEN.attack))
 
 
 def reply(result: Upload | Answers | Failure) -> Flat:
-    return flat(reply_records(result, SHARED, "float32"))
+    return flat(reply_records(result, SHARED, PARTS, "float32"))
 
 
 ORDERS: dict[str, Flat] = {"train": order(TRAIN), "evaluate": order(ASK)}

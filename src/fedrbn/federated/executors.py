@@ -44,7 +44,7 @@ class Site:
     store: Path | None = None
     """Where clients keep what a method has to remember from round to round; see `federated.memory`."""
     privacy: Privacy = field(default_factory=Privacy)
-    """What clients do to their uploads before they leave: theirs to say, not the server's."""
+    """What clients do to their uploads before they leave."""
 
 
 def perform(site: Site, round_: Round, job: Job) -> Result:

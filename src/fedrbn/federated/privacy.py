@@ -104,6 +104,11 @@ def from_config(experiment: Experiment) -> Privacy:
     statistics = None
     if chosen.statistics_noise is not None:
         statistics = Mechanism(chosen.statistics_clip or 1.0, chosen.statistics_noise)
+    if chosen.secret and (statistics or update) and experiment.faults.on_too_few == "wait":
+        raise ConfigError(
+            "got privacy.secret with faults.on_too_few = 'wait'; expected 'stop', because a client that is asked again "
+            "answers with new noise, and the ε of a run counts one answer per round. Leave on_too_few out."
+        )
     return Privacy(statistics, chosen.statistics_when == "step", update, bool(chosen.secret))
 
 

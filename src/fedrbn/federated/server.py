@@ -161,24 +161,14 @@ class Plan:
         heard = state.reported.keys() - self.silenced
         return [member.id for member in self.members if member.role is Role.AT and member.id in heard]
 
-    def missed(self, state: ServerState) -> dict[str, int]:
-        """How often in a row each donor was asked and gave no answer that counted, up to this state.
-
-        A client that was merely not sampled has missed nothing. Sampling depends on the seed and the round only, so
-        this follows from the last round each reported in.
-        """
-        last = {client: state.reported[client] for client in self.donors(state)}
-        asked = {
-            number: {member.id for member in self.sample(number)}
-            for number in range(min(last.values(), default=state.round), state.round)
-        }
-        return {client: sum(client in asked[n] for n in range(since, state.round)) for client, since in last.items()}
-
     def fading(self, state: ServerState) -> dict[str, float]:
-        """What each stale donor's weight in Eq. 4 is multiplied by: ½ per `faults.stale_half_life` missed answers."""
+        """What each stale donor's weight in Eq. 4 is multiplied by: ½ per `faults.stale_half_life` missed answers.
+
+        A client that was merely not sampled has missed nothing.
+        """
+        stale = {client: state.missed[client] for client in self.donors(state) if client in state.missed}
         half_life = self.faults.stale_half_life
-        missed = {client: times for client, times in self.missed(state).items() if times}
-        return {client: max(0.5 ** (times / half_life), _FAINTEST) for client, times in missed.items()}
+        return {client: max(0.5 ** (times / half_life), _FAINTEST) for client, times in stale.items()}
 
     def predicting_branch(self, state: ServerState, member: Member) -> Branch:
         """The branch a client predicts with: the method's, unless nobody has filled this client's BN_a yet."""
@@ -259,7 +249,7 @@ def federate(state: ServerState, plan: Plan, execute: Execute) -> Iterator[tuple
         asked = plan.sample(state.round)
         intake = Intake(state.round, _gates(state, asked, plan))
         shared = plan.aggregate(state.shared, _contributions(intake, round_, state, asked, plan, execute))
-        state = _next_state(_moved(state, shared, plan), intake.personal, plan)
+        state = _next_state(_moved(state, shared, plan), asked, intake.personal, plan)
         yield state, RoundReport(state.round, round_.lr, intake.metrics, tuple(intake.failures), intake.moved)
 
 
@@ -308,11 +298,18 @@ def _moved(state: ServerState, shared: Tensors, plan: Plan) -> ServerState:
     return replace(state, shared={**shared, **new}, velocity={name: new[name] - tensor for name, tensor in old.items()})
 
 
-def _next_state(state: ServerState, uploaded: dict[str, Tensors], plan: Plan) -> ServerState:
+def _next_state(state: ServerState, asked: list[Member], uploaded: dict[str, Tensors], plan: Plan) -> ServerState:
     """Store what each client uploaded of its batch norm, then re-estimate the BN_a of every ST user (Eqs. 3-4)."""
     number = state.round + 1
     personal = state.personal | {client: state.personal[client] | own for client, own in uploaded.items()}
-    state = replace(state, round=number, personal=personal, reported=state.reported | dict.fromkeys(uploaded, number))
+    silent = {member.id: state.missed.get(member.id, 0) + 1 for member in asked if member.id not in uploaded}
+    state = replace(
+        state,
+        round=number,
+        personal=personal,
+        reported=state.reported | dict.fromkeys(uploaded, number),
+        missed={client: times for client, times in state.missed.items() if client not in uploaded} | silent,
+    )
     if plan.method.propagation is None:
         return state
     receivers = [member.id for member in plan.members if member.role is Role.ST]

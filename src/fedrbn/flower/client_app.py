@@ -18,7 +18,7 @@ from fedrbn.federated.executors import Site, one_thread, perform
 from fedrbn.federated.privacy import from_config as privacy_of
 from fedrbn.flower import wire
 from fedrbn.flower.handshake import Budget, Introduction, Refusal, Response
-from fedrbn.flower.messages import Parts, job_of, reply_records
+from fedrbn.flower.messages import Parts, failure_records, job_of, reply_records
 from fedrbn.flower.orders import MOST_CAUSE, EvaluateOrder, Order, Setup, TrainOrder
 from fedrbn.flower.questions import attacks_in
 from fedrbn.flower.settings import NodeConfig
@@ -101,8 +101,7 @@ def _done(message: Message, context: Context, kind: type[TrainOrder | EvaluateOr
     try:
         records = _performed(order, message.content, context)
     except _ERRORS as error:
-        failure = Failure(order.client, order.round.number, f"{type(error).__name__}: {error}")
-        records = reply_records(failure, {}, order.transport)
+        records = failure_records(Failure(order.client, order.round.number, f"{type(error).__name__}: {error}"))
     return Message(records, reply_to=message)
 
 
@@ -112,14 +111,15 @@ def _performed(order: Order, content: RecordDict, context: Context) -> RecordDic
     federation = local_federation(node, context.node_config, setup)
     client = _as_ordered(federation.clients[0], order)
     net = network(node, setup, federation)
-    round_, job = job_of(content, order, Parts.of(net, names_of(net, setup)))
+    parts = Parts.of(net, names_of(net, setup))
+    round_, job = job_of(content, order, parts)
     memory = Memory.of(node, setup, client.id)
     privacy = privacy_of(Experiment(privacy=setup.privacy))
     with one_thread():
         result = perform(Site({client.id: client}, net, memory.store, privacy), round_, job)
     if isinstance(job, Train) and isinstance(result, Upload):
         memory.keep(context.state, round_.number + 1, _own(job.personal, result))
-    return reply_records(result, round_.shared, order.transport)
+    return reply_records(result, round_.shared, parts, order.transport)
 
 
 def _as_ordered(client: Client, order: Order) -> Client:

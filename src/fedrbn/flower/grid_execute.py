@@ -84,7 +84,7 @@ def grid_execute(line: Line) -> Execute:
 
 
 def _answers(line: Line, round_: Round, jobs: list[Job], kind: str, tally: _Tally) -> Iterator[Result]:
-    shared = shared_record(round_.shared, line.transport)
+    shared = shared_record(round_.shared, line.parts, line.transport)
     tally.theta = wire.size(RecordDict({"shared": shared}))
     setups: dict[Role, Setup] = {role: setup_for(role, line.experiment, line.token) for role in Role}
     letters: dict[str, Letter] = {}

@@ -50,6 +50,8 @@ class Parts:
     shared: Specs
     personal: Specs
     noised: frozenset[str]
+    statistics: frozenset[str]
+    """Those of batch norm: never rounded, because a change that is rounded could make a variance negative."""
 
     @classmethod
     def of(cls, net: DualNet, names: Layout) -> Parts:
@@ -59,6 +61,7 @@ class Parts:
             {name: spec for name, spec in found.items() if name in names.shared},
             {name: spec for name, spec in found.items() if name in names.personal},
             names.noised,
+            frozenset(name for layer in names.batch_norms for name in layer.statistics),
         )
 
     def uploaded(self, role: Role) -> tuple[Specs, Specs]:
@@ -70,9 +73,9 @@ class Parts:
         return shared, personal
 
 
-def shared_record(shared: Tensors, transport: Transport) -> ArrayRecord:
+def shared_record(shared: Tensors, parts: Parts, transport: Transport) -> ArrayRecord:
     """θ as the one record that all messages of a round have in common."""
-    return wire.packed(_rounded(shared, transport))
+    return wire.packed(_rounded(shared, parts, transport))
 
 
 def order_records(
@@ -109,7 +112,7 @@ def order_records(
 
 def job_of(records: RecordDict, order: Order, parts: Parts) -> tuple[Round, Job]:
     """The round and the job of an order, with its tensors checked."""
-    shared = _exact(wire.unpacked(records, "shared", _lowered(parts.shared, order.transport)), parts.shared)
+    shared = _exact(wire.unpacked(records, "shared", _lowered(parts.shared, parts, order.transport)), parts.shared)
     personal = wire.unpacked(records, "personal", parts.personal)
     given = order.round
     round_ = Round(
@@ -129,12 +132,12 @@ def job_of(records: RecordDict, order: Order, parts: Parts) -> tuple[Round, Job]
     return round_, Evaluate(order.client, personal, order.part, questions, order.limit)
 
 
-def reply_records(result: Result, received: Tensors, transport: Transport) -> RecordDict:
+def reply_records(result: Result, received: Tensors, parts: Parts, transport: Transport) -> RecordDict:
     """A result as a message; `received` is the θ that the client was sent."""
     match result:
         case Upload(client, number, shared, personal, samples, metrics):
             if transport == "bfloat16":
-                shared = _rounded({name: tensor - received[name] for name, tensor in shared.items()}, transport)
+                shared = _rounded({name: tensor - received[name] for name, tensor in shared.items()}, parts, transport)
             note = Uploaded(client=client, round=number, samples=samples, metrics=metrics)
             reply = Reply(content=note)
             return RecordDict(
@@ -143,9 +146,14 @@ def reply_records(result: Result, received: Tensors, transport: Transport) -> Re
         case Answers(client, number, correct):
             reply = Reply(content=Answered(client=client, round=number))
             return RecordDict({"correct": wire.packed(correct), "reply": wire.text(reply)})
-        case Failure(client, number, cause):
-            reply = Reply(content=Failed(client=client, round=number, cause=cause[:MOST_CAUSE]))
-            return RecordDict({"reply": wire.text(reply)})
+        case Failure():
+            return failure_records(result)
+
+
+def failure_records(failure: Failure) -> RecordDict:
+    """A failure as a message: it holds no tensors."""
+    content = Failed(client=failure.client, round=failure.round, cause=failure.cause[:MOST_CAUSE])
+    return RecordDict({"reply": wire.text(Reply(content=content))})
 
 
 def result_of(
@@ -176,7 +184,7 @@ def _upload(
             "itself with. Restart the node after its data have changed."
         )
     shared_parts, personal_parts = parts.uploaded(member.role)
-    shared = wire.unpacked(records, "shared", _lowered(shared_parts, transport))
+    shared = wire.unpacked(records, "shared", _lowered(shared_parts, parts, transport))
     if transport == "bfloat16":
         shared = {name: round_.shared[name] + change for name, change in _exact(shared, shared_parts).items()}
     personal = wire.unpacked(records, "personal", personal_parts)
@@ -201,20 +209,18 @@ def _answers(records: RecordDict, job: Evaluate) -> Tensors:
     return found
 
 
-def _lowered(parts: Mapping[str, Spec], transport: Transport) -> Specs:
-    """What the parts look like on their way."""
-    return {
-        name: replace(spec, dtype=torch.bfloat16) if transport == "bfloat16" and spec.dtype == torch.float32 else spec
-        for name, spec in parts.items()
-    }
+def _lowered(specs: Mapping[str, Spec], parts: Parts, transport: Transport) -> Specs:
+    """What tensors look like on their way."""
+    return {name: replace(spec, dtype=_travelling(name, spec.dtype, parts, transport)) for name, spec in specs.items()}
 
 
-def _rounded(values: Tensors, transport: Transport) -> Tensors:
-    if transport == "float32":
-        return values
-    return {
-        name: tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor for name, tensor in values.items()
-    }
+def _rounded(values: Tensors, parts: Parts, transport: Transport) -> Tensors:
+    return {name: tensor.to(_travelling(name, tensor.dtype, parts, transport)) for name, tensor in values.items()}
+
+
+def _travelling(name: str, dtype: torch.dtype, parts: Parts, transport: Transport) -> torch.dtype:
+    lowered = transport == "bfloat16" and dtype == torch.float32 and name not in parts.statistics
+    return torch.bfloat16 if lowered else dtype
 
 
 def _exact(values: Tensors, parts: Mapping[str, Spec]) -> Tensors:

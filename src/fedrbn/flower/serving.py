@@ -16,6 +16,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedrbn.config import ConfigError, Experiment
+from fedrbn.federated.privacy import from_config as privacy_of
 from fedrbn.flower import wire
 from fedrbn.flower.deployment import Deployment, Terms, described
 from fedrbn.flower.grid_execute import grid_execute
@@ -36,6 +37,12 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
         raise ConfigError(
             f"got malice.attack = {experiment.malice.attack!r} in a deployment; expected none: simulated attackers are "
             "for embedded runs. Leave the section out."
+        )
+    privacy = privacy_of(experiment)
+    if (privacy.statistics or privacy.update) and not privacy.secret:
+        raise ConfigError(
+            "got noise of clients in [privacy] without privacy.secret in a deployment; expected it to be true: noise "
+            "from the run's seed, which the server sends, protects nobody from the server. Set privacy.secret = true."
         )
     directory = _directory(experiment)
     log = EventLog(directory.path / "events.jsonl")
