@@ -79,6 +79,10 @@ class Experiment(Section):
         content = {section: values for section, values in content.items() if values}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
+    def run_name(self) -> str:
+        """What its run directory is called where nobody says otherwise."""
+        return f"{self.method.name.replace(':', '.')}-{self.key()}"
+
     def to_toml(self) -> str:
         """The resolved experiment as TOML that `from_toml` reads back to an equal value."""
         import tomli_w  # noqa: PLC0415  (only writers need it)

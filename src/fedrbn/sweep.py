@@ -56,7 +56,7 @@ def cells(
 
 def complete(cell: Cell, store: Path, watcher: Watcher | None = None) -> dict[str, Any]:
     """The record of a cell's run: from the store if it is there, else run or continued now."""
-    path = store / f"{cell.experiment.method.name.replace(':', '.')}-{cell.experiment.key()}"
+    path = store / cell.experiment.run_name()
     if not (path / "config.toml").exists():
         return run(cell.experiment, path, watcher=watcher)
     return resume(path, workers=cell.experiment.run.workers, watcher=watcher)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedrbn.federated.aggregation import Contribution, Local, Slack, layout, mean
+from fedrbn.federated.aggregation import Contribution, Local, layout, mean
+from fedrbn.federated.slack import Slack
 from fedrbn.nets.dual_bn import Affine, dual, single
 from fedrbn.nets.state import tensors
 from fedrbn.types import Tensors

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import TypeAlias
 
-import safetensors.torch
 from torch import Tensor
 
 from fedrbn.nets.dual_bn import DualNet
@@ -109,55 +106,3 @@ def carried(weights: Tensors, velocity: Tensors, beta: float) -> Tensors:
     return {
         name: theta.add(velocity[name], alpha=beta) if name in velocity else theta for name, theta in weights.items()
     }
-
-
-@dataclass(frozen=True)
-class Slack:
-    """SFAT (Zhu et al. 2023): the half of the AT users with the smaller adversarial loss weighs more.
-
-    Their weights are multiplied by 1 + α, those of the other AT users by 1 − α; then the mean is as ever. ST users,
-    whose losses do not compare, keep their weight, as does the middle one of an odd number of AT users. Which half a
-    client is in is known only once all have reported: until then the uploads wait on disk, so memory stays two models.
-    """
-
-    alpha: float = 1 / 6
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha < 1:
-            raise ValueError(f"got slack {self.alpha}; expected a number from 0 (the plain mean) to below 1.")
-
-    def __call__(self, shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
-        """See `Aggregate`."""
-        with tempfile.TemporaryDirectory(prefix="fedrbn-") as folder:
-            waiting: list[Contribution] = []
-            for contribution in contributions:
-                content = {name: tensor.contiguous() for name, tensor in contribution.tensors.items()}
-                safetensors.torch.save_file(content, _spooled(folder, len(waiting)))
-                waiting.append(replace(contribution, tensors={}))
-            factors = self.factors([contribution.adversarial_loss for contribution in waiting])
-            return mean(
-                shared,
-                (
-                    replace(
-                        contribution,
-                        tensors=safetensors.torch.load_file(_spooled(folder, i)),
-                        weight=contribution.weight * factors[i],
-                    )
-                    for i, contribution in enumerate(waiting)
-                ),
-            )
-
-    def factors(self, losses: Sequence[float | None]) -> list[float]:
-        """What each client's weight is multiplied by; of equal losses the earlier client's counts as smaller."""
-        found = [1.0] * len(losses)
-        ranked = sorted((loss, i) for i, loss in enumerate(losses) if loss is not None)
-        half = len(ranked) // 2
-        for _, i in ranked[:half]:
-            found[i] = 1 + self.alpha
-        for _, i in ranked[len(ranked) - half :]:
-            found[i] = 1 - self.alpha
-        return found
-
-
-def _spooled(folder: str, number: int) -> Path:
-    return Path(folder) / f"{number}.safetensors"

@@ -7,10 +7,11 @@ from typing import cast
 
 from fedrbn import plugins
 from fedrbn.config import ConfigError, Experiment, TrainConfig
-from fedrbn.federated.aggregation import Aggregate, Local, Slack, mean
+from fedrbn.federated.aggregation import Aggregate, Local, mean
 from fedrbn.federated.methods import Method
 from fedrbn.federated.privacy import Mechanism, PrivateMean
 from fedrbn.federated.robust import CoordinateMedian, GeometricMedian, Krum, NormBound, TrimmedMean
+from fedrbn.federated.slack import Slack
 
 SHARE = 0.2
 """Of the clients of a round, so many are withstood if train.malicious does not say otherwise."""

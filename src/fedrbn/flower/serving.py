@@ -67,7 +67,7 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
 
 def _directory(experiment: Experiment) -> RunDirectory:
     """The run's directory, new or as it was left; one of another experiment is refused."""
-    path = Path(experiment.run.out or f"runs/flower-{experiment.method.name.replace(':', '.')}-{experiment.key()}")
+    path = Path(experiment.run.out or f"runs/flower-{experiment.run_name()}")
     if not (path / "config.toml").exists():
         return RunDirectory.create(path, experiment)
     directory = RunDirectory.open(path)

@@ -28,7 +28,7 @@ TERA = 1e12
 
 def directory(experiment: Experiment, store: Path) -> Path:
     """Where the run of a config is in the store."""
-    return store / f"{experiment.method.name.replace(':', '.')}-{experiment.key()}"
+    return store / experiment.run_name()
 
 
 def value(path: Path, text: str, attacks: Sequence[str] = ()) -> float | None:
