@@ -29,7 +29,7 @@ from fedrbn.reproduce.scales import SCALES, scaled
 from fedrbn.storage import RunDirectory
 
 NAMES = declarations.names()
-OURS = ("choices", "plus", "plus-choice", "plus-parts", "strong", "transfer")
+OURS = ("choices", "domains", "plus", "plus-choice", "plus-parts", "strong", "transfer")
 """Those that are not the paper's."""
 SMOKE = SCALES["smoke"]
 
@@ -311,6 +311,7 @@ def test_mean_and_deviation_over_seeds_by_hand() -> None:
     assert table.shown_mean(table.Number("", "", "", "RA", "digits", {1: 0.58}, None)) == "0.6"
     assert table.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.00612}, None)) == "0.00612"
     assert table.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.4, 2: 0.4}, None)) == "0.4", "no ± 0"
+    assert table.shown_mean(table.Number("", "", "", "RA", "digits", {1: 0.4, 2: 0.4}, None)) == "0.4 ± 0.0"
     assert [table.printed_number(value) for value in (62.0, 127.9, 1032.0)] == ["62.0", "127.9", "1032"]
 
 

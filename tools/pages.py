@@ -16,7 +16,7 @@ from fedrbn.reproduce.differences import Difference
 from fedrbn.reproduce.table import Number, difference_grid, printed_number, shown_mean
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", *(f"docs/{name}.md" for name in ("speed", "scaling", "benchmark", "plus", "choices")))
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("speed", "scaling", "benchmark", "plus", "choices", "transfer")))
 RESULTS = {
     "benchmark": ("benchmark-cpu", "Digits", "captioned"),
     "differences": ("benchmark-cpu", "Digits", "differences"),
@@ -27,6 +27,7 @@ RESULTS = {
     "plus-choice": ("plus-choice-cpu", "Digits", "plain"),
     "plus-parts": ("plus-parts-cpu", "Digits", "plain"),
     "choices": ("choices-cpu", "", "captioned"),
+    "domains": ("domains-cpu", "", "plain"),
 }
 """Tables of `fedrbn reproduce`: the folder, the part of the table (all of them unless named), and what is shown."""
 

@@ -241,9 +241,11 @@ def shown_mean(number: Number, wanted: int = 1) -> str:
     stops = [f"stopped in round {found}" for found in number.stopped.values()]
     if number.mean is None:
         return ", ".join(stops)
-    shown = [number.mean, number.std] if number.std else [number.mean]  # costs are the same for every seed
-    means = " ± ".join(f"{value:.3g}" if number.metric in NOT_PERCENT else f"{value:.1f}" for value in shown)
-    fewer = [str(len(number.seeds))] if len(number.seeds) < wanted and number.metric not in NOT_PERCENT else []
+    percent = number.metric not in NOT_PERCENT
+    spread = number.std if percent else number.std or None  # costs are the same for every seed
+    shown = [value for value in (number.mean, spread) if value is not None]
+    means = " ± ".join(f"{value:.1f}" if percent else f"{value:.3g}" for value in shown)
+    fewer = [str(len(number.seeds))] if percent and len(number.seeds) < wanted else []
     return f"{means} ({'; '.join([*fewer, *stops])})" if fewer or stops else means
 
 
