@@ -26,7 +26,7 @@ def number(row: str, column: str, metric: str, paper: float | None, *ours: float
     return {**place, "seeds": {str(seed): value for seed, value in enumerate(ours, start=1)}, "stopped": {}}
 
 
-def test_the_comparison_shows_ours_beside_the_papers_and_leaves_empty_what_was_not_run(pages: Any) -> None:
+def test_the_comparison_shows_ours_beside_the_papers_and_leaves_out_what_was_not_run(pages: Any) -> None:
     content = {
         "caption": "Small.",
         "seeds": [1, 2],
@@ -34,13 +34,15 @@ def test_the_comparison_shows_ours_beside_the_papers_and_leaves_empty_what_was_n
             number("FedRBN", "20 %", "RA", 55.8, 35.0, 37.0),
             number("FedRBN", "20 %", "SA", None, 74.0),
             number("FedRBN", "20 %", "T", 2.9, 0.4, 0.4),
+            number("FATAvg", "20 %", "SA", 84.6, 73.0, 75.0),
             number("FATBN", "20 %", "RA", 41.2),
         ],
     }
     lines = pages.of_results(content, "Digits", "captioned").splitlines()
     assert lines[0] == "| | 20 %: RA | SA | T |"
     assert lines[2] == "| FedRBN | 36.0 ± 1.4 [55.8] | 74.0 (1) | 0.4 |"
-    assert lines[3] == "| FATBN |  |  |  |"
+    assert lines[3] == "| FATAvg |  | 74.0 ± 1.4 [84.6] |  |"
+    assert not any("FATBN" in line for line in lines)
     assert lines[-1] == "Small."
     assert pages.of_results(content, "", "plain").startswith("**Digits**\n\n| | 20 %: RA")
 

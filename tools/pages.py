@@ -21,6 +21,7 @@ RESULTS = {
     "benchmark": ("benchmark-cpu", "Digits", "captioned"),
     "differences": ("benchmark-cpu", "Digits", "differences"),
     "strong": ("strong-cpu", "Digits", "plain"),
+    "release": ("benchmark-cpu-authors-release", "Digits", "plain"),
     "plus": ("plus-cpu", "Digits", "captioned"),
     "plus-adaptive": ("plus-cpu", "Digits, adaptive", "plain"),
     "plus-differences": ("plus-cpu", "Digits", "differences"),
@@ -54,14 +55,18 @@ def where(machine: dict[str, Any]) -> str:
     """The machine, and how busy it was."""
     return (
         f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, load {machine['load']:.1f} at "
-        "the end (above the number of cores, others were running: ratios of CPU time still hold, those of the clock do "
-        "not)."
+        "the end (a load above the number of cores means that others were running: ratios of CPU time still hold, "
+        "those of the clock do not)."
     )
 
 
 def comparison(content: dict[str, Any], part: str) -> str:
-    """A part of a table: all metrics of each column, the paper's numbers in brackets, 10¹² MACs an epoch at the end."""
-    numbers = [number for number in content["numbers"] if number["part"] == part]
+    """A part of a table: all metrics of each column, the paper's numbers in brackets, 10¹² MACs an epoch at the end.
+
+    Rows of which nothing was run are left out.
+    """
+    run = {number["row"] for number in content["numbers"] if number["seeds"] or number["stopped"]}
+    numbers = [number for number in content["numbers"] if number["part"] == part and number["row"] in run]
     columns = list(dict.fromkeys(number["column"] for number in numbers))
     metrics = list(dict.fromkeys(number["metric"] for number in numbers if number["metric"] != "T"))
     cost = [column for column in ("20 %", columns[0]) if (column, "T") in {(n["column"], n["metric"]) for n in numbers}]

@@ -200,9 +200,15 @@ def test_a_server_killed_before_its_evaluation_still_looks_who_is_there_and_who_
     assert record["barred"] == ["plain-1"]
 
 
-def test_noise_that_the_server_could_subtract_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"protects nobody from the server\. Set privacy\.secret = true"):
-        served(tmp_path, "run", experiment(privacy={"update_noise": 0.001}))
+@pytest.mark.parametrize(
+    "noise", [{"update_noise": 0.001}, {"statistics_noise": 0.001}, {"update_noise": 0.001, "update_at": "server"}]
+)
+def test_noise_that_others_could_subtract_is_refused(noise: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"can be subtracted by any of them\. Set privacy\.secret = true"):
+        served(tmp_path, "run", experiment(privacy=noise))
+
+
+def test_a_deployment_with_secret_noise_accounts_for_it(tmp_path: Path) -> None:
     one = {"train": {"rounds": 1, "validate_every": 1}}
     assert served(tmp_path, "run", experiment(privacy={"update_noise": 0.001, "secret": True}, **one))["privacy"]
 

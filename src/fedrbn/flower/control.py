@@ -1,4 +1,6 @@
-"""What whoever runs the server may change while it runs: `control.toml` in the run directory, read before each round.
+"""What whoever runs the server may change while it runs: `control.toml` in the run directory.
+
+It is read before each round and before the evaluation.
 
 bar = ["pen-0"]              # takes no part at all, and its statistics are not used
 drop_donors = ["plain-0"]    # takes part, but nobody receives its BN_a

@@ -16,6 +16,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedrbn.config import ConfigError, Experiment
+from fedrbn.federated.privacy import Privacy
 from fedrbn.federated.privacy import from_config as privacy_of
 from fedrbn.flower import wire
 from fedrbn.flower.deployment import Deployment, Terms, described
@@ -38,11 +39,11 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
             f"got malice.attack = {experiment.malice.attack!r} in a deployment; expected none: simulated attackers are "
             "for embedded runs. Leave the section out."
         )
-    privacy = privacy_of(experiment)
-    if (privacy.statistics or privacy.update) and not privacy.secret:
+    noisy = privacy_of(experiment) != Privacy() or experiment.privacy.update_noise is not None
+    if noisy and not experiment.privacy.secret:
         raise ConfigError(
-            "got noise of clients in [privacy] without privacy.secret in a deployment; expected it to be true: noise "
-            "from the run's seed, which the server sends, protects nobody from the server. Set privacy.secret = true."
+            "got noise in [privacy] without privacy.secret in a deployment; expected it to be true: noise from the "
+            "run's seed, which server and nodes know, can be subtracted by any of them. Set privacy.secret = true."
         )
     directory = _directory(experiment)
     log = EventLog(directory.path / "events.jsonl")
