@@ -36,6 +36,7 @@ def test_the_comparison_shows_ours_beside_the_papers_and_leaves_out_what_was_not
             number("FedRBN", "20 %", "T", 2.9, 0.4, 0.4),
             number("FATAvg", "20 %", "SA", 84.6, 73.0, 75.0),
             number("FATBN", "20 %", "RA", 41.2),
+            {**number("FATBN", "20 %", "RA", None, 30.0), "part": "another"},
         ],
     }
     lines = pages.of_results(content, "Digits", "captioned").splitlines()

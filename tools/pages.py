@@ -65,8 +65,9 @@ def comparison(content: dict[str, Any], part: str) -> str:
 
     Rows of which nothing was run are left out.
     """
-    run = {number["row"] for number in content["numbers"] if number["seeds"] or number["stopped"]}
-    numbers = [number for number in content["numbers"] if number["part"] == part and number["row"] in run]
+    own = [number for number in content["numbers"] if number["part"] == part]
+    run = {number["row"] for number in own if number["seeds"] or number["stopped"]}
+    numbers = [number for number in own if number["row"] in run]
     columns = list(dict.fromkeys(number["column"] for number in numbers))
     metrics = list(dict.fromkeys(number["metric"] for number in numbers if number["metric"] != "T"))
     cost = [column for column in ("20 %", columns[0]) if (column, "T") in {(n["column"], n["metric"]) for n in numbers}]

@@ -223,3 +223,14 @@ def test_unknown_figures_are_refused_with_the_nearest() -> None:
     done = CliRunner().invoke(app, ["figure", "highligt"])
     assert "Did you mean 'highlight'?" in str(done.exception)
     assert "got no figure" in str(CliRunner().invoke(app, ["figure"]).exception)
+
+
+def test_a_run_that_stopped_is_not_said_not_to_have_been_run(with_numbers: WithNumbers) -> None:
+    request = with_numbers("choices", lambda number: {} if number.row == "off" else {1: 50.0})
+    content = json.loads(request.table.read_text(encoding="utf-8"))
+    for number in content["numbers"]:
+        number["stopped"] = {"1": 12} if (number["row"], number["column"]) == ("off", "SVHN") else {}
+    request.table.write_text(json.dumps(content), encoding="utf-8")
+    said = results(request, "choices").part("Clipping of the calibration gradient").provenance()
+    assert "Not run and left out: off MNIST, off USPS" in said
+    assert said.endswith("Stopped before their last round and left out: off SVHN.")

@@ -56,5 +56,6 @@ def test_a_run_that_is_missing_is_named_with_its_command(request_: Request, tmp_
     store = tmp_path / "store"
     shutil.copytree(request_.store, store)
     shutil.rmtree(next(path for path in store.iterdir() if path.name.startswith("fatbn-")))
-    with pytest.raises(FigureError, match=r"of FATBN with seeds \[\], .* fedrbn reproduce transfer"):
+    finished = r"got finished runs of FedRBN with seeds \[1\] and of FATBN with seeds \[\], "
+    with pytest.raises(FigureError, match=rf"{finished}.* Make them: fedrbn reproduce transfer"):
         transfer.pairs(replace(request_, store=store))

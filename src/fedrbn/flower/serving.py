@@ -16,7 +16,6 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedrbn.config import ConfigError, Experiment
-from fedrbn.federated.privacy import Privacy
 from fedrbn.federated.privacy import from_config as privacy_of
 from fedrbn.flower import wire
 from fedrbn.flower.deployment import Deployment, Terms, described
@@ -39,8 +38,9 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
             f"got malice.attack = {experiment.malice.attack!r} in a deployment; expected none: simulated attackers are "
             "for embedded runs. Leave the section out."
         )
-    noisy = privacy_of(experiment) != Privacy() or experiment.privacy.update_noise is not None
-    if noisy and not experiment.privacy.secret:
+    privacy_of(experiment)  # refuses settings that exclude each other, which no node could see
+    noise = (experiment.privacy.statistics_noise, experiment.privacy.update_noise)
+    if noise != (None, None) and not experiment.privacy.secret:
         raise ConfigError(
             "got noise in [privacy] without privacy.secret in a deployment; expected it to be true: noise from the "
             "run's seed, which server and nodes know, can be subtracted by any of them. Set privacy.secret = true."
