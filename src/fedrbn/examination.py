@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Any, Literal
 
 from fedrbn.attacks import PGD, AutoAttack, LocalSearch, LogitsAttack, Untargeted, attack_named, epsilon
@@ -15,6 +13,7 @@ from fedrbn.diagnosis import Diagnosis, as_records, judge
 from fedrbn.evaluation import Accuracy, Deployment, Question, deployment_name
 from fedrbn.federated import accounting, malice
 from fedrbn.federated.intake import FederationError, in_order
+from fedrbn.provenance import precision, versions
 from fedrbn.results import columns, summary
 from fedrbn.types import Answers, Evaluate, Execute, Failure, Member, ServerState, Tensors
 
@@ -149,8 +148,8 @@ def facts(course: Course) -> dict[str, Any]:
         "threat": experiment.attack.threat,
         "predict": course.plan.method.predict.value,
         "seed": experiment.run.seed,
-        "versions": {name: version(name) for name in ("fedrbn", "torch", "numpy")}
-        | {"python": platform.python_version()},
+        "precision": precision(experiment.run, next(course.net.parameters()).device),
+        "versions": versions(),
         **malice.facts(experiment, course.plan.members),
         **accounting.facts(experiment, course.plan),
     }

@@ -290,8 +290,9 @@ class RunConfig(Section):
     """Where networks run; an accelerator is used from one process."""
     fast: bool = True
     """Faster kernels on the CPU (see `nets.fast`): the same numbers up to float rounding."""
-    precision: Literal["bfloat16"] | None = None
-    """bfloat16: convolutions and matrix products of training at half the digits, where the processor gains from it;
-    None is float32. Evaluation is in float32 always."""
+    precision: Literal["auto", "bfloat16"] | None = None
+    """bfloat16: convolutions and matrix products of training at half the digits; refused on a processor without
+    instructions for it. auto: bfloat16 where there are such instructions, else float32; records say which. None is
+    float32. Evaluation is in float32 always."""
     out: str | None = None
     """The run directory; None makes one under `runs/`."""

@@ -21,7 +21,11 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="An experiment; --list shows them.")] = None,
     scale: Annotated[
-        Literal["smoke", "cpu", "paper"], typer.Option(help="smoke: the wiring; cpu: reduced; paper: the paper's size.")
+        Literal["smoke", "cpu", "full", "paper"],
+        typer.Option(
+            help="smoke: the wiring; cpu: half the width and 64 images per user; full: the paper's size in a fifth of "
+            "its rounds; paper: all of its rounds."
+        ),
     ] = "cpu",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; the table shows mean ± std.")] = "1",
     threat: Annotated[

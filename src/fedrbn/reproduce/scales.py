@@ -1,4 +1,4 @@
-"""Three sizes of every experiment: the paper's, one for a CPU, and one that only proves the wiring.
+"""Four sizes of every experiment: the paper's, two that a CPU can train, and one that only proves the wiring.
 
 A scale makes a run smaller without touching what the experiment is about: users and their roles, domains, shares of
 participants, batch size and local epochs stay as declared.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from fedrbn.assembly import resolved
 from fedrbn.config import Experiment
@@ -36,6 +36,8 @@ class Scale:
     """Factor on a constant learning rate, a method's own included: fewer steps need larger ones."""
     clip: float | None = None
     """Norm to which the gradient of PNC is clipped (Algorithm 3) where nothing is said: large steps need it."""
+    precision: Literal["auto"] | None = None
+    """What `run.precision` is set to."""
     validations: int | None = None
     """How often a run is validated; None is after every round."""
     steps: int | None = None
@@ -75,18 +77,30 @@ SCALES: Mapping[str, Scale] = {
     ),
     "cpu": Scale(
         "cpu",
-        "half of the channels, a third of the paper's images of digits, a tenth of its rounds at ten times its "
-        "constant learning rate, where the gradient of PNC is clipped at 10 as on DomainNet (small federations diverge "
-        "without), 40 test images per user, ten validations per run, photographs of 128 pixels",
+        "half of the channels, 64 training images of digits per user (the paper: 109), 0.4 of the paper's rounds at "
+        "five times its constant learning rate, so that learning rate × steps is the paper's, 40 test images per user, "
+        "ten validations per run, photographs of 128 pixels",
         width=0.5,
-        fraction=1 / 3,
-        rounds=1 / 10,
-        lr=10.0,
-        clip=10.0,
+        fraction=0.586,
+        rounds=0.4,
+        lr=5.0,
+        precision="auto",
         validations=10,
         test_samples=40,
         photograph=128,
         subset=4,
+    ),
+    "full": Scale(
+        "full",
+        "the paper's network, users, images, batches and attack; a fifth of its rounds at five times its constant "
+        "learning rate, so that learning rate × steps is the paper's; 100 test images per user, ten validations per "
+        "run, photographs of 128 pixels",
+        rounds=0.2,
+        lr=5.0,
+        precision="auto",
+        validations=10,
+        test_samples=100,
+        photograph=128,
     ),
     "paper": Scale("paper", "the paper's size"),
 }
@@ -110,6 +124,8 @@ def scaled(experiment: Experiment, scale: Scale) -> Experiment:
         changes["federation"]["test_samples"] = scale.test_samples
     if scale.photograph is not None and photographs:
         changes["data"] = {"image_size": scale.photograph}
+    if scale.precision is not None:
+        changes["run"] = {"precision": scale.precision}
     if scale.steps is not None:
         changes["attack"] = {"steps": scale.steps}
     method: dict[str, Any] = {
