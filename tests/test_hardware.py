@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+
 import pytest
 import torch
 
 from fedrbn.assembly import assemble
 from fedrbn.config import Experiment
 from fedrbn.federated.server import federate, initial_state
-from fedrbn.hardware import pick_device, pick_precision
+from fedrbn.hardware import kept_memory, one_thread, pick_device, pick_precision
 
 CPU = torch.device("cpu")
+NATIVE = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 TINY = {
     "federation": {"users_per_domain": 1, "fraction": 0.02, "at": 1.0},
     "data": {"domains": ("plain",)},
@@ -25,8 +29,46 @@ def test_float32_is_no_special_precision() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has an accelerator, and may have bfloat16")
 def test_bfloat16_is_refused_where_the_device_has_no_instructions_for_it() -> None:
-    with pytest.raises(ValueError, match=r"run\.precision = 'bfloat16' on a cuda without .*Leave run\.precision out"):
+    with pytest.raises(ValueError, match=r"run\.precision = 'bfloat16' on a cuda without .*Use run\.precision = 'auto'"):
         pick_precision("bfloat16", torch.device("cuda"))
+
+
+def test_auto_takes_bfloat16_only_where_the_processor_has_instructions_for_it() -> None:
+    assert pick_precision("auto", CPU) is (torch.bfloat16 if NATIVE else None)
+
+
+@pytest.mark.skipif(NATIVE, reason="this processor has bfloat16 instructions")
+def test_bfloat16_is_refused_on_a_processor_that_only_emulates_it() -> None:
+    with pytest.raises(ValueError, match=r"run\.precision = 'bfloat16' on a cpu without"):
+        pick_precision("bfloat16", CPU)
+
+
+def test_one_thread_within_the_block_and_the_setting_is_put_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def faults() -> int:
+    """Pages that the system has to hand out for five large tensors, taken and given back one after the other."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        torch.ones(8 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems' allocators are left as they are")
+def test_freed_memory_is_kept_within_the_block_and_given_back_after_it() -> None:
+    usual = faults()
+    with kept_memory():
+        faults()
+        assert faults() <= usual / 5
+    assert faults() > usual / 5
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
@@ -38,9 +80,7 @@ def test_a_device_that_is_not_there_is_refused(device: str) -> None:
         pick_device(device)  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bfloat16 instructions"
-)
+@pytest.mark.skipif(not NATIVE, reason="this processor has no bfloat16 instructions")
 def test_a_run_in_bfloat16_trains_float32_weights_to_about_the_same_place() -> None:
     """One AT client's first update, in both precisions: near each other, not equal, and float32 for the server."""
     found = []

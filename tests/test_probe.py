@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedrbn import config
 from fedrbn.cli import app
-from fedrbn.federated.executors import one_thread
+from fedrbn.hardware import one_thread
 from fedrbn.nets.dual_bn import dual
 from fedrbn.planner import Duty
 from fedrbn.probe import activation_bytes, download_speed, forward_macs, free_memory, network, probe, workload

@@ -105,6 +105,27 @@ def test_a_run_leaves_its_config_records_and_checkpoints(trained: Path, tiny: Ma
     assert [path.name for path in trained.rglob("*.tmp")] == []
 
 
+def test_the_server_computes_with_one_thread_whatever_its_caller_has(tiny: Make, tmp_path: Path) -> None:
+    """In every round and in the evaluation; afterwards the caller has as many as before."""
+    seen: list[int] = []
+
+    class Counting(Noting):
+        def round_finished(self, record: dict[str, Any]) -> None:
+            seen.append(torch.get_num_threads())
+
+        def evaluating(self, clients: int) -> None:
+            seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        runs.run(tiny(train={"rounds": 1, "validate_every": 1}), tmp_path / "run", watcher=Counting())
+        assert seen == [1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_best_round_is_the_first_of_the_highest_validation_score(trained: Path) -> None:
     directory = RunDirectory.open(trained)
     scores = {r["round"]: r["validation"]["score"] for r in directory.records("rounds.jsonl") if "validation" in r}

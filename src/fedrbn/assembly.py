@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedrbn.data import load
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import DataSet, Federation
 from fedrbn.federated.aggregation import layout
-from fedrbn.federated.executors import Site, processes, serial
+from fedrbn.federated.executors import Site, in_this_process, processes
 from fedrbn.federated.malice import from_config as malice_of
 from fedrbn.federated.methods import Method
 from fedrbn.federated.options import configure, settings
@@ -80,7 +80,7 @@ class Assembly:
             clients = malice.data(clients, len(self.federation.classes))
         site = Site(clients, net, store, privacy_of(self.experiment))
         here = self.workers == 1 and self.experiment.faults.deadline_seconds is None  # a process can be given up
-        place = nullcontext(serial(site)) if here else processes(site, self.workers)
+        place = in_this_process(site) if here else processes(site, self.workers)
         return place if malice is None else malice.among(place)
 
 

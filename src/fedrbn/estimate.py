@@ -11,8 +11,8 @@ import torch
 
 from fedrbn.assembly import Assembly
 from fedrbn.federated.client import steps_per_epoch
-from fedrbn.federated.executors import one_thread
 from fedrbn.federated.objectives import evaluating
+from fedrbn.hardware import one_thread
 from fedrbn.randomness import generator
 from fedrbn.types import Branch, Role, Stats
 

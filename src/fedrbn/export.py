@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrbn.attacks import Logits
-from fedrbn.federated.executors import one_thread
+from fedrbn.hardware import one_thread
 from fedrbn.loading import Trained, load
 from fedrbn.nets.fold import fold
 from fedrbn.nets.state import tensors

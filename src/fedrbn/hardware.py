@@ -5,18 +5,35 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Parameters of mallopt(3)."""
+_USUAL = {_M_MMAP_MAX: 65536, _M_TRIM_THRESHOLD: 128 * 1024}
+"""What glibc starts with."""
 
 
 def cores() -> int:
     """Processor cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread within this block, whatever the environment says.
+
+    Threads of a server spin against its busy workers, and sums should not depend on the number of cores.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def keep_memory() -> None:
@@ -25,11 +42,29 @@ def keep_memory() -> None:
     By default glibc returns large blocks to the system, and every step faults its gradients' pages in anew (51 MB for
     the Digits network). Other systems' allocators are left as they are.
     """
-    if sys.platform.startswith("linux"):
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            libc.mallopt(_M_MMAP_MAX, 0)
-            libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1})
+
+
+@contextmanager
+def kept_memory() -> Iterator[None]:
+    """Keep freed memory within this block, for training in somebody's own process; it is given back at the end."""
+    keep_memory()
+    try:
+        yield
+    finally:
+        libc = _mallopt(_USUAL)
+        if libc is not None:
+            libc.malloc_trim(0)
+
+
+def _mallopt(parameters: dict[int, int]) -> ctypes.CDLL | None:
+    """Set parameters of glibc's allocator; None where the C library is another one."""
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    if libc is None or not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):
+        return None
+    for parameter, value in parameters.items():
+        libc.mallopt(parameter, value)
+    return libc
 
 
 def pick_device(name: Literal["auto", "cpu", "cuda", "mps"]) -> torch.device:

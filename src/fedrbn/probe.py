@@ -23,8 +23,8 @@ from fedrbn.attacks import from_config
 from fedrbn.config import Experiment
 from fedrbn.cost import traffic
 from fedrbn.federated.aggregation import layout
-from fedrbn.federated.executors import one_thread
 from fedrbn.federated.options import configure
+from fedrbn.hardware import one_thread
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.planner import Duty, Speed, Workload
 from fedrbn.randomness import generator

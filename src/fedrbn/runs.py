@@ -21,6 +21,7 @@ from fedrbn.examination import Examination, ask_all, examine, facts, main_label
 from fedrbn.federated.alarm import diverging, first_losses_of
 from fedrbn.federated.intake import TooFewClientsError, listed
 from fedrbn.federated.server import federate, initial_state, misfit
+from fedrbn.hardware import one_thread
 from fedrbn.records import evaluations
 from fedrbn.results import validation_summary
 from fedrbn.storage import RunDirectory, StorageError
@@ -111,7 +112,7 @@ def evaluate(
     chosen = directory.checkpoint("best") or directory.checkpoint("last")
     if chosen is None:
         raise StorageError(f"got run {path} without a checkpoint; expected a trained one. Train it again with --force.")
-    with directory.locked(), assembly.executor() as execute:
+    with directory.locked(), one_thread(), assembly.executor() as execute:
         directory.tidy()
         return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), examination, watcher)
 
@@ -136,10 +137,11 @@ def train_and_evaluate(
     """Run the rounds that are left, then evaluate the state that validation chose; returns the record of that.
 
     The caller holds the directory's lock and has recovered it. `revise` is asked before every round and
-    before the evaluation.
+    before the evaluation. The server's own arithmetic takes one thread: more would spin against the workers.
     """
-    course, state = _train(course, directory, execute, watcher, revise)
-    return _evaluate(course, directory, state, execute, None, watcher)
+    with one_thread():
+        course, state = _train(course, directory, execute, watcher, revise)
+        return _evaluate(course, directory, state, execute, None, watcher)
 
 
 def _train(

@@ -22,7 +22,7 @@ from fedrbn.config import FaultsConfig
 from fedrbn.data.samples import Samples
 from fedrbn.evaluation import CONFIDENT, Accuracy
 from fedrbn.federated import executors
-from fedrbn.federated.executors import Site, one_thread, processes, serial
+from fedrbn.federated.executors import Site, processes, serial
 from fedrbn.federated.free import Free
 from fedrbn.federated.intake import FederationError
 from fedrbn.federated.methods import METHODS, Method, fedrbn
@@ -277,17 +277,6 @@ def test_workers_that_cannot_start_end_the_run_with_a_remedy() -> None:
         processes(site(METHOD, broken), workers=1) as execute,
     ):
         list(execute(PLAN.round(state), train_jobs(state)[:1]))
-
-
-def test_clients_compute_with_one_thread_and_the_setting_is_put_back() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_the_global_random_state_is_neither_used_nor_moved() -> None:

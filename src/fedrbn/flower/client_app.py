@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from fedrbn.config import Experiment
 from fedrbn.course import digest_of
 from fedrbn.data.samples import Client
-from fedrbn.federated.executors import Site, one_thread, perform
+from fedrbn.federated.executors import Site, perform
 from fedrbn.federated.privacy import from_config as privacy_of
 from fedrbn.flower import wire
 from fedrbn.flower.handshake import Budget, Introduction, Refusal, Response
@@ -24,6 +24,7 @@ from fedrbn.flower.questions import attacks_in
 from fedrbn.flower.settings import NodeConfig
 from fedrbn.flower.site import Memory, fingerprint, local_federation, names_of, network
 from fedrbn.flower.wire import MessageError
+from fedrbn.hardware import one_thread
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.probe import free_memory, measure_speed
 from fedrbn.types import Failure, Tensors, Train, Upload

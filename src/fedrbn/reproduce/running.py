@@ -14,7 +14,6 @@ from torch import set_num_threads
 from fedrbn import sweep
 from fedrbn.config import Experiment
 from fedrbn.examination import Examination
-from fedrbn.hardware import keep_memory
 from fedrbn.reproduce import divergence, reading
 from fedrbn.reproduce.plan import Cell
 from fedrbn.runs import evaluate
@@ -58,18 +57,15 @@ def complete(todo: Iterable[Task], store: Path, workers: int, subset: int) -> It
             yield _outcome(task, partial(finish, task, store, subset))
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(waiting)), mp_context=context, initializer=_prepare) as pool:
+    with ProcessPoolExecutor(
+        min(workers, len(waiting)), mp_context=context, initializer=set_num_threads, initargs=(1,)
+    ) as pool:
         started: dict[Future[None], Task] = {pool.submit(finish, task, store, subset): task for task in waiting}
         try:
             for future in as_completed(started):
                 yield _outcome(started[future], future.result)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after an interruption, start nothing more
-
-
-def _prepare() -> None:
-    set_num_threads(1)
-    keep_memory()
 
 
 def _outcome(task: Task, result: Callable[[], None]) -> Outcome:
