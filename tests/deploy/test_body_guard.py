@@ -1,6 +1,6 @@
 """Real HTTP on the loopback: strangers are refused before their body is read, and no body is longer than its limit.
 
-The SuperLink's own app serves, behind the starter's restrictions. What is read of each request is counted outside of it.
+The SuperLink's own app serves, behind the starter's restrictions. What is read is counted outside of it.
 """
 
 from __future__ import annotations
