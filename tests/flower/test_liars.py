@@ -180,7 +180,9 @@ def test_a_node_cuts_an_order_of_too_many_steps(tmp_path: Path) -> None:
     assert [metrics["steps"] for metrics in record["clients"].values()] == [6, 6]
 
 
-@pytest.mark.parametrize(("server", "faults", "expected"), [(30.0, None, 30.0), (30.0, 20.0, 20.0), (10.0, 20.0, 10.0)])
+@pytest.mark.parametrize(
+    ("server", "faults", "expected"), [(300.0, None, 300.0), (300.0, 200.0, 200.0), (100.0, 200.0, 100.0)]
+)
 def test_nodes_are_told_when_the_server_gives_up(
     server: float, faults: float | None, expected: float, tmp_path: Path
 ) -> None:

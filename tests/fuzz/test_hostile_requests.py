@@ -1,4 +1,4 @@
-"""Whatever headers and pieces of a body a stranger sends to the Fleet API, the SuperLink's app is not reached by them."""
+"""Whatever headers and pieces of a body a stranger sends to the Fleet API, they do not reach the SuperLink's app."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ STATE = SimpleNamespace(
     )
 )
 
+paths = st.sampled_from([PULL, PUSH, ACTIVATE, "/v1/fleet/", "/health"])
 names = st.sampled_from([*REGISTERED.headers()])
 odd_headers = st.dictionaries(names, st.one_of(st.text(st.characters(max_codepoint=255), max_size=80), st.just("")))
 pieces = st.lists(st.integers(0, 400).map(bytes), max_size=12)
@@ -63,7 +64,9 @@ def tried(path: str, headers: dict[str, str], length: str | None, body: list[byt
 
 
 @settings(max_examples=200, deadline=None, database=None, derandomize=True)
-@given(path=st.sampled_from([PULL, PUSH, ACTIVATE, "/v1/fleet/", "/health"]), odd=odd_headers, length=stated, body=pieces)
+@given(
+    path=st.sampled_from([PULL, PUSH, ACTIVATE, "/v1/fleet/", "/health"]), odd=odd_headers, length=stated, body=pieces
+)
 def test_strangers(path: str, odd: dict[str, str], length: str | None, body: list[bytes]) -> None:
     signed = UNKNOWN.headers() if len(odd) % 2 else {}
     status, read, whole = tried(path, {**signed, **odd}, length, body)
