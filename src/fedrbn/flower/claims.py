@@ -4,8 +4,8 @@
 steps everybody takes. The server cannot count them, so a claim counts for at most twice the median one.
 
 **AT.** BN_a of adversarial inputs is not BN_c of clean ones. The paper names unaware or misreported hardware as a
-limitation: a client that says AT but trains as ST does would donate a BN_a without robustness. Its two branches then lie
-closer together than those of the other AT users,
+limitation: a client that says AT but trains as ST does would donate a BN_a without robustness. Its two branches then
+lie closer together than those of the other AT users,
 
     d_j = mean over layers of ‖(μ_a − μ_c) / σ_c‖ and ‖ln σ²_a − ln σ²_c‖, per channel and in root mean square,
 
