@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ import numpy as np
 import torch
 
 from fedrbn import config, runs
-from fedrbn.deploy.fleet import Fleet, fleet, local_plan
-from fedrbn.deploy.site import SUPERLINK, create
+from fedrbn.deploy.fleet import Fleet, fleet, free_ports, local_plan
+from fedrbn.deploy.site import SUPERLINK, Node, create
 from fedrbn.flower.log import events
 from fedrbn.storage import RunDirectory
 from fedrbn.types import ServerState
 from soak.setting import LostError, Row
 
 NODES = tuple(f"node-{i}" for i in range(4))
+THIEF = "thief"
+"""A registered node that says it is the client of the first node."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"domains": ("plain", "pen", "texture", "street")},
     "federation": {"users_per_domain": 1, "at": ["plain-0"], "fraction": 0.02, "validation": 0.0, "test_samples": 8},
@@ -41,7 +44,8 @@ def rows(folder: Path, kills: int, random: np.random.Generator) -> list[Row]:
     """Kill so many nodes one after another, then the SuperLink; each is started again."""
     experiment = config.make(SETTINGS)
     runs.run(experiment, folder / "embedded")
-    site = create(folder / "site", local_plan(experiment, len(NODES)))
+    plan, (port,) = local_plan(experiment, len(NODES)), free_ports(1)
+    site = create(folder / "site", replace(plan, nodes=(*plan.nodes, Node(THIEF, partition=0, port=port))))
     run = site.server / "soak"
     with fleet(site, folder / "logs") as deployed:
         deployed.start_superlink()
@@ -53,6 +57,7 @@ def rows(folder: Path, kills: int, random: np.random.Generator) -> list[Row]:
             _until(lambda after=number + 1: len(RunDirectory(run).records("rounds.jsonl")) >= after)
             _kill_node(deployed, str(random.choice(NODES)), run)
         _until(lambda: len(RunDirectory(run).records("rounds.jsonl")) > kills)
+        _steal_place(deployed, run)
         deployed.kill(SUPERLINK)
         deployed.start_superlink()
         again = deployed.submit_experiment("soak", experiment, deadline=DEADLINE, nodes=len(NODES))
@@ -64,6 +69,7 @@ def rows(folder: Path, kills: int, random: np.random.Generator) -> list[Row]:
     return [
         Row("a SuperNode killed (SIGKILL) in a deployed run and started again", kills, same),
         Row("the SuperLink killed (SIGKILL) in a deployed run, started and given the run again", 1, same),
+        Row("a registered node that claims the place of a client whose node was killed", 1, f"refused, and {same}"),
     ]
 
 
@@ -73,6 +79,17 @@ def _kill_node(deployed: Fleet, name: str, run: Path) -> None:
     deployed.kill(name)
     _until(lambda: _missed(run) > before)
     deployed.revive_node(name)
+
+
+def _steal_place(deployed: Fleet, run: Path) -> None:
+    """Kill a node and have another one, with a key of its own, claim its client; then the owner comes back."""
+    before, victim = _missed(run), NODES[0]
+    deployed.kill(victim)
+    _until(lambda: _missed(run) > before)
+    deployed.start_node(THIEF)
+    _until(lambda: any("expected key" in event["reason"] for event in events(run / "events.jsonl", "refused")))
+    deployed.stop(THIEF)
+    deployed.revive_node(victim)
 
 
 def _missed(run: Path) -> int:

@@ -252,11 +252,11 @@ def test_a_node_that_does_not_answer_in_time_is_left_out(tmp_path: Path) -> None
             ]
 
     nodes = Silent(app, {node: {"partition-id": part} for node, part in NODES.items()})
-    chosen = experiment(train={"rounds": 1, "validate_every": 1}, faults={"deadline_seconds": 0.5})
+    chosen = experiment(train={"rounds": 1, "validate_every": 1}, faults={"deadline_seconds": 6})
     served(tmp_path, "run", chosen, nodes)
     (record,) = RunDirectory.open(tmp_path / "run").records("rounds.jsonl")
     assert sorted(record["clients"]) == sorted(set(CLIENTS) - {"pen-1"})
-    assert "no answer within 0.5 s" in str(record["failures"])
+    assert "no answer within 6 s" in str(record["failures"])
 
 
 def test_the_server_bars_a_node_and_drops_a_donor_between_rounds(tmp_path: Path) -> None:

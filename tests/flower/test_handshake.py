@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedrbn.assembly import assemble
+from fedrbn.flower import handshake, wire
+from fedrbn.flower.client_app import app
 from fedrbn.flower.handshake import (
     Agreement,
     Budget,
     Introduction,
+    Response,
     afforded_roles,
     agreement,
     configured_roles,
+    too_large,
     wrong_network,
+    wrong_part,
 )
+from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.log import EventLog, events
+from fedrbn.flower.registry import ANYBODY, Identity, Registration, Registry, identities
 from fedrbn.flower.roster import Guest, Roster
+from fedrbn.flower.wire import MessageError
 from fedrbn.planner import Duty, Workload
-from fedrbn.types import Role
+from fedrbn.storage import StorageError
+from fedrbn.types import Member, Role
 
 from .small import experiment
 
@@ -120,10 +133,14 @@ def test_afforded_roles() -> None:
     }
 
 
+def _registry(folder: Path) -> Registry:
+    return Registry(folder / "nodes.json")
+
+
 def test_a_second_node_of_a_client_waits_until_the_first_has_left(tmp_path: Path) -> None:
     """As when a node is started anew before the server has missed it, and has got another node id."""
     log = EventLog(tmp_path / "events.jsonl", echo=False)
-    roster = Roster((), lambda nodes: dict.fromkeys(nodes, Role.ST), lambda told: None, log)
+    roster = Roster((), _registry(tmp_path), lambda nodes: dict.fromkeys(nodes, Role.ST), lambda told: None, log)
     first, second = (Guest(number, node("pen-0"), RecordDict()) for number in (1, 2))
     roster.update({1, 2}, [first])
     roster.update({1, 2}, [second])
@@ -140,13 +157,157 @@ def test_a_second_node_of_a_client_waits_until_the_first_has_left(tmp_path: Path
 def test_a_client_keeps_its_role_and_place(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl", echo=False)
     decided = {"pen-0": Role.AT, "pen-1": Role.ST, "pen-2": Role.ST}
-    roster = Roster((), lambda nodes: decided, lambda told: None, log)
+    roster = Roster((), _registry(tmp_path), lambda nodes: decided, lambda told: None, log)
     roster.update({1, 2}, [Guest(1, node("pen-0"), RecordDict()), Guest(2, node("pen-1"), RecordDict())])
     decided |= {"pen-0": Role.ST}
     roster.update({2, 3}, [Guest(3, node("pen-2"), RecordDict())])
     roster.update({2, 3, 4}, [Guest(4, node("pen-0", samples=30), RecordDict())])
     assert [(m.id, m.role, m.samples) for m in roster.members.values()] == [
-        ("pen-0", Role.AT, 30),
+        ("pen-0", Role.AT, 20),
         ("pen-1", Role.ST, 20),
         ("pen-2", Role.ST, 20),
     ]
+    (ignored,) = events(log.path, "claim ignored")
+    assert ignored["client"] == "pen-0"
+    assert "got 30 samples; expected 20" in ignored["reason"]
+    assert roster.address("pen-0") == (4, Member("pen-0", "pen", Role.AT, 30)), "what its uploads say"
+    again = Roster((), _registry(tmp_path), lambda nodes: decided, lambda told: None, log)
+    assert again.registry.samples() == {"pen-0": 20, "pen-1": 20, "pen-2": 20}, "also after a restart"
+    known = Roster(
+        [Member("pen-0", "pen", Role.AT, 7)], _registry(tmp_path), lambda nodes: decided, lambda _: None, log
+    )
+    assert known.members["pen-0"].samples == 20, "federation.json says what it counted for"
+
+
+KEYS = [Identity(key=digit * 64, name=f"node-{digit}") for digit in "0123"]
+
+
+class TestOwners:
+    """A client belongs to the key that it first came with, for good."""
+
+    def roster(self, folder: Path) -> Roster:
+        log = EventLog(folder / "events.jsonl", echo=False)
+        return Roster((), _registry(folder), lambda nodes: dict.fromkeys(nodes, Role.ST), lambda told: None, log)
+
+    def test_another_node_cannot_take_the_place_of_a_client_that_is_away(self, tmp_path: Path) -> None:
+        roster = self.roster(tmp_path)
+        owner, thief = (Guest(n, node("pen-0"), RecordDict(), KEYS[n]) for n in (1, 2))
+        roster.update({1}, [owner])
+        roster.update({2}, [thief])
+        assert roster.address("pen-0") is None
+        (refused,) = events(tmp_path / "events.jsonl", "refused")
+        assert (refused["node"], refused["client"]) == ("2", "pen-0")
+        assert "expected key 111111111111" in refused["reason"]
+        roster.update({2, 9}, [replace(owner, node=9)])
+        assert roster.address("pen-0") == (9, roster.members["pen-0"]), "the owner returns, with another node id"
+
+    def test_nor_wait_for_it_to_leave(self, tmp_path: Path) -> None:
+        roster = self.roster(tmp_path)
+        roster.update({1}, [Guest(1, node("pen-0"), RecordDict(), KEYS[1])])
+        roster.update({1, 2}, [Guest(2, node("pen-0"), RecordDict(), KEYS[2])])
+        roster.update({2}, [])
+        assert roster.address("pen-0") is None
+        assert not roster.queue
+
+    def test_nor_after_the_server_has_been_restarted(self, tmp_path: Path) -> None:
+        self.roster(tmp_path).update({1}, [Guest(1, node("pen-0"), RecordDict(), KEYS[1])])
+        roster = self.roster(tmp_path)
+        roster.update({2}, [Guest(2, node("pen-0"), RecordDict(), KEYS[2])])
+        assert roster.address("pen-0") is None
+        roster.update({2, 5}, [Guest(5, node("pen-0"), RecordDict(), KEYS[1])])
+        assert roster.address("pen-0") is not None
+
+    def test_a_key_that_the_operator_has_renewed_is_the_owners_and_the_old_one_no_longer(self, tmp_path: Path) -> None:
+        renewed = Identity(key="9" * 64, name="node-1")
+        roster = self.roster(tmp_path)
+        roster.update({1}, [Guest(1, node("pen-0"), RecordDict(), KEYS[1])])
+        roster.update({4}, [Guest(4, node("pen-0", samples=50), RecordDict(), renewed)])
+        assert roster.address("pen-0") is not None
+        assert _registry(tmp_path).entries["pen-0"] == Registration(key="9" * 64, name="node-1", samples=20)
+        assert _registry(tmp_path).objection("pen-0", Identity(key="1" * 64)) is not None
+
+    def test_without_keys_nobody_owns_a_client(self, tmp_path: Path) -> None:
+        """As in a simulation, whose nodes have random ids and no keys."""
+        roster = self.roster(tmp_path)
+        roster.update({1}, [Guest(1, node("pen-0"), RecordDict())])
+        roster.update({2}, [Guest(2, node("pen-0"), RecordDict())])
+        assert roster.address("pen-0") == (2, roster.members["pen-0"])
+
+    def test_a_damaged_file_is_refused(self, tmp_path: Path) -> None:
+        """Otherwise whoever can damage it could take every place."""
+        (tmp_path / "nodes.json").write_text('{"pen-0": {"key": 7}}')
+        with pytest.raises(StorageError, match=r"got .*nodes\.json.*; expected which node each client is"):
+            _registry(tmp_path)
+
+    def test_keys_come_from_the_superlink(self) -> None:
+        """A key is a PEM file; simulated nodes have random bytes in its place."""
+        pem = b"-----BEGIN PUBLIC KEY-----\nMHY\n-----END PUBLIC KEY-----\n"
+
+        class Known(InProcessGrid):
+            def get_nodes(self) -> list[NodeInfo]:
+                return [
+                    NodeInfo(node_id=1, public_key=pem, name="clinic"),
+                    NodeInfo(node_id=2, public_key=b"\x07" * 32),
+                ]
+
+        expected = Identity(key=hashlib.sha256(pem).hexdigest(), name="clinic")
+        assert identities(Known(app, {})) == {1: expected, 2: ANYBODY}
+        assert identities(InProcessGrid(app, {5: {}})) == {5: ANYBODY}
+
+
+HUGE: list[dict[str, Any]] = [
+    {"image_shape": [3, 10**6, 10**6]},
+    {"image_shape": [3, 4096, 4096]},
+    {"image_shape": [3, 0, 28]},
+    {"image_shape": [3, -1, 28]},
+    {"classes": ["x"] * (2**16 + 1)},
+    {"classes": []},
+    {"samples": 2**40},
+    {"samples": 1},
+    {"validation": -1},
+    {"validation": 2**40},
+    {"partition": 2**62},
+    {"partition": -1},
+    {"finished": 2**62},
+    {"budget": {"forward": 1e300}},
+    {"budget": {"memory": -1.0}},
+    {"client": "x" * 101},
+    {"domain": "x" * 201},
+]
+
+
+@pytest.mark.parametrize("change", HUGE, ids=lambda change: str(change)[:40])
+def test_every_number_of_an_introduction_has_a_bound(change: dict[str, Any]) -> None:
+    said = {**json.loads(BASE.model_dump_json()), **change}
+    with pytest.raises(MessageError, match=next(iter(change))):
+        wire.value_of(RecordDict({"x": ConfigRecord({"json": json.dumps({"content": said})})}), "x", Response)
+
+
+def test_a_network_that_fits_into_no_memory_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digits network on 2048 x 2048 pixels: its first linear layer has 128·512·512 inputs and 2048 outputs."""
+    chosen = experiment(model={"width": 1.0})
+    monkeypatch.setattr(handshake, "available_memory", lambda: 8 * 2**30)
+    assert too_large(node("pen-0"), chosen) is None
+    large = str(too_large(node("pen-0", image_shape=(1, 2048, 2048)), chosen))
+    assert "got images of (1, 2048, 2048)" in large
+    assert "expected at most 8,589,934,592" in large
+    assert "takes" in str(too_large(node("pen-0", image_shape=(3, 28, 30)), chosen)), "not square"
+
+
+PARTS = (Member("pen-0", "pen", Role.ST, 20), Member("pen-1", "pen", Role.ST, 35))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"partition": 0}, None),
+        ({"partition": None, "samples": 99}, None),
+        ({"partition": 0, "samples": 2**33}, "got 'pen-0' of 'pen' with 8589934592 samples as partition 0"),
+        ({"partition": 1}, "expected 'pen-1' of 'pen' with 35 samples"),
+        ({"partition": 2}, "expected one of 2 partitions"),
+        ({"partition": 0, "domain": "plain"}, "got 'pen-0' of 'plain'"),
+    ],
+)
+def test_the_server_knows_the_parts_of_its_own_data_set(changes: dict[str, Any], reason: str | None) -> None:
+    found = wrong_part(node("pen-0", **changes), PARTS)
+    assert found is None if reason is None else reason in str(found)

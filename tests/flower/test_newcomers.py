@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from federated.tiny import clients, network, plan
@@ -52,6 +53,36 @@ def test_what_a_client_has_kept_is_what_it_goes_on_with() -> None:
     for client, clean, noised in (("c2", 2.5, 7.0), ("c3", 2.0, 3.0)):
         torch.testing.assert_close(state.personal[client][CLEAN], torch.full((3,), clean))
         torch.testing.assert_close(state.personal[client][NOISED], torch.full((3,), noised))
+
+
+VARIANCE, VARIANCE_A = "network.2.clean.running_var", "network.2.noised.running_var"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        (VARIANCE, -1.0, "got a variance of -1"),
+        (VARIANCE, 3e38, "got statistics of norm"),
+        (VARIANCE_A, -1.0, "got a variance of -1"),
+        (NOISED, 1.4e28, "the noised branch of batch-norm layer 'network.2'"),
+        (NOISED, float("nan"), "NaN or infinite"),
+        (CLEAN, float("inf"), "NaN or infinite"),
+        ("network.2.clean.weight", 1e9, "times as long as the weights"),
+    ],
+)
+@pytest.mark.parametrize("client", ["c2", "c3"])
+def test_what_a_client_has_kept_passes_the_checks_of_an_upload(
+    client: str, name: str, value: float, reason: str
+) -> None:
+    """c2 is ST and c3 is AT. Either starts like anybody new instead, from 4 and 7 as above."""
+    kept = _batch_norm(2.5, 3.5)
+    refused: dict[str, str] = {}
+    poisoned = kept | {name: torch.full_like(kept[name], value)}
+    state = welcomed(STATE, PLAN, NET, {client: poisoned}, refused.__setitem__)
+    assert reason in refused[client]
+    torch.testing.assert_close(state.personal[client][CLEAN], torch.full((3,), 4.0))
+    torch.testing.assert_close(state.personal[client][NOISED], torch.full((3,), 7.0))
+    assert not welcomed(STATE, PLAN, NET, {client: kept}, refused.__setitem__).personal[client][CLEAN].eq(4.0).any()
 
 
 def test_before_anybody_has_trained_it_is_the_initial_network() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,34 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import strategies as st
 
 from fedrbn import config
-from fedrbn.assembly import build_network, resolved
+from fedrbn.assembly import build_network, build_plan, resolved
 from fedrbn.attacks import attack_named, from_config
 from fedrbn.evaluation import Accuracy
+from fedrbn.federated.admission import LARGEST_STATISTIC
 from fedrbn.federated.aggregation import layout
 from fedrbn.federated.options import configure
+from fedrbn.federated.server import initial_state
 from fedrbn.flower import wire
-from fedrbn.flower.handshake import Agreement, Budget, Introduction, Response, afforded_roles
+from fedrbn.flower.claims import counted
+from fedrbn.flower.client_app import affordable
+from fedrbn.flower.handshake import (
+    Agreement,
+    Budget,
+    Introduction,
+    Response,
+    afforded_roles,
+    too_large,
+    wrong_part,
+)
 from fedrbn.flower.messages import Parts, job_of, order_records, reply_records, result_of, shared_record
+from fedrbn.flower.newcomers import welcomed
 from fedrbn.flower.orders import EvaluateOrder, Order, TrainOrder, setup_for
 from fedrbn.flower.questions import attacks_in
+from fedrbn.flower.registry import Identity, Registry
 from fedrbn.flower.settings import NodeConfig
 from fedrbn.nets.state import tensors
 from fedrbn.types import Answers, Branch, Evaluate, Failure, Job, Member, Role, Round, Train, Upload
-from fuzz.cases import Subject
+from fuzz.cases import REFUSED, Subject
 from fuzz.configs import WORKLOAD
 from fuzz.mutations import another_safetensors, another_tree, as_json, mutated
 from fuzz.trained import SETTINGS
@@ -76,8 +92,10 @@ REPLIES: dict[str, Flat] = {
 INTRODUCTION = Introduction(
     version="0.1.0", client="pen-0", domain="pen", label="pen", classes=("0", "1"), image_shape=(3, 28, 28),
     samples=20, validation=4, test="0" * 64, fingerprint="0" * 64,
-    budget=Budget(forward=1e9, backward=1e9, attack=1e9),
+    budget=Budget(forward=1e9, backward=1e9, attack=1e9), finished=3,
 )  # fmt: skip
+HONEST = tuple(Member(f"plain-{number}", "plain", Role.ST, 32) for number in range(3))
+"""Clients that are there before a hostile one comes."""
 
 
 @st.composite
@@ -119,7 +137,10 @@ def try_order(kind: type[Order]) -> Callable[[RecordDict, Path], None]:
     def attempt(records: RecordDict, _: Path) -> None:
         given = wire.value_of(records, "order", kind)
         NODE.check(given.setup, attacks_in(given.questions) if isinstance(given, EvaluateOrder) else ())
-        job_of(records, given, PARTS)
+        round_, _ = job_of(records, given, PARTS)
+        done = affordable(round_, MEMBER.samples, NODE.max_passes)
+        assert (done.steps or 0) <= NODE.max_passes * round_.local_epochs, "20 samples are one batch"
+        assert done.deadline_seconds is None or 0 < done.deadline_seconds < math.inf
 
     return attempt
 
@@ -137,14 +158,45 @@ def try_reply(job: Job) -> Callable[[RecordDict, Path], None]:
     return attempt
 
 
-def try_introduction(records: RecordDict, _: Path) -> None:
+def try_introduction(records: RecordDict, folder: Path) -> str | None:
+    """As the server reads it: what the node says, whether it may come, what it counts for, and what it has kept."""
     said = wire.value_of(records, "response", Response).content
-    if isinstance(said, Introduction):
-        Agreement(version="0.1.0", classes=("0", "1"), image_shape=(3, 28, 28)).objection(said)
-        afforded_roles({said.client: said}, WORKLOAD, 30.0)
+    if not isinstance(said, Introduction):
+        return REFUSED
+    if too_large(said, CHOSEN) or wrong_part(said, HONEST):
+        return REFUSED
+    if Agreement(version="0.1.0", classes=("0", "1"), image_shape=(3, 28, 28)).objection(said):
+        return REFUSED
+    afforded_roles({said.client: said}, WORKLOAD, 30.0)
+    _try_identity(said, Registry(folder / "nodes.json"))
+    newcomer = Member(said.client if said.client != "plain-0" else "pen-9", said.domain, Role.AT, said.samples)
+    members = counted([*HONEST, newcomer])
+    assert members[-1].samples <= 2 * max(member.samples for member in HONEST)
+    plan = build_plan(CHOSEN, METHOD, NET, members, equal_sizes=False)
+    assert (plan.steps() or 0) <= 2, "64 samples are two batches: what honest nodes are ordered"
+    kept = {newcomer.id: wire.unpacked(records, "personal", PARTS.personal)} if said.finished is not None else {}
+    state = welcomed(replace(initial_state(NET, plan), personal={}), plan, NET, kept)
+    for layer in NAMES.batch_norms:
+        mean, variance = (state.personal[newcomer.id][name] for name in layer.statistics)
+        assert bool((variance >= 0).all())
+        assert max(mean.norm().item(), variance.norm().item()) <= 2 * LARGEST_STATISTIC * len(mean)
+    return None
 
 
-INTRODUCED: Flat = {"response": json.dumps({"content": json.loads(INTRODUCTION.model_dump_json(exclude_none=True))})}
+def _try_identity(said: Introduction, registry: Registry) -> None:
+    """Whatever a node says, the next node with another key is not the same client."""
+    owner, other = Identity(key="a" * 64, name="owner"), Identity(key="b" * 64, name="other")
+    assert registry.objection(said.client, owner) is None
+    registry.register(said.client, owner, said.samples)
+    again = Registry(registry.path)
+    assert again.objection(said.client, owner) is None
+    assert again.objection(said.client, other) is not None
+
+
+INTRODUCED: Flat = {
+    "response": json.dumps({"content": json.loads(INTRODUCTION.model_dump_json(exclude_none=True))}),
+    "personal": wire.packed(PERSONAL)["tensors"].data,
+}
 
 SUBJECTS = [
     Subject("message: order to train", another_message(ORDERS["train"]), try_order(TrainOrder)),

@@ -1,27 +1,58 @@
-"""Flower's SuperLink with one restriction: other machines reach its Fleet API and nothing else.
+"""Flower's SuperLink with two restrictions: other machines reach its Fleet API only, and send nothing before their key.
 
 SuperLink serves three interfaces on one port. *Fleet* is for nodes and checks their keys. *Control* registers keys and
 starts runs, and *Runtime* hands out tasks; in Flower's open edition neither asks who is calling, so whoever reaches the
 port could register a key of their own and run any code on the server and on all nodes. Here these two answer callers on
-the same machine only: the operator, and the server's own processes.
+the same machine only: the operator, and the server's own processes (`FleetOnly`).
+
+Flower checks the key of a Fleet request after it has read the request's body into memory, however long that is. Here
+the signed headers are checked before the first byte of the body is read, and a body has a largest size (`BodyGuard`).
 
     python -m fedrbn.deploy.superlink <the options of flower-superlink>
 """
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
+from base64 import b64decode
+from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
+from cryptography.exceptions import UnsupportedAlgorithm
+from fastapi import FastAPI
+from flwr.common.constant import (
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+)
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.date import now
 from flwr.supercore.http_logging import get_uvicorn_log_config
 from flwr.supercore.logger import console_handler
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.main import create_app
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PUBLIC = ("/v1/fleet/", "/health")
+FLEET = "/v1/fleet/"
+PUBLIC = (FLEET, "/health")
 """How the paths begin that other machines may ask for."""
+BEFORE_REGISTRATION = (f"{FLEET}register-node", f"{FLEET}activate-node")
+"""What a node asks whose key may not be registered: Flower has an answer that says so."""
+UPLOADS = (f"{FLEET}push-object", f"{FLEET}push-messages")
+"""What a node's results come in."""
+SMALL = 64 * 1024
+"""Bytes of any other request: it names a node, a run or an object."""
+LARGE = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + 1024 * 1024
+"""Bytes of a request with results. Flower sends a model of any size in pieces of 5 MiB (the environment variable
+FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, which must be the same on all machines); the rest is for names."""
 REFUSAL = "Only the Fleet API is open to other machines. Run flwr commands on the machine of the SuperLink."
 
 
@@ -45,6 +76,111 @@ def admitted(scope: Scope) -> bool:
     return is_local(client[0] if client else "") or str(scope["path"]).startswith(PUBLIC)
 
 
+@dataclass(frozen=True)
+class Denial:
+    """Why a request is refused before its body is read."""
+
+    status: int
+    reason: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and end the connection: what is left of the body is not read."""
+        await PlainTextResponse(self.reason, self.status, {"Connection": "close"})(scope, receive, send)
+
+
+class BodyGuard:
+    """Refuses Fleet requests without a valid key before their body is read (401), and bodies that are too large (413).
+
+    A body that does not say how long it is counts while it streams, and its request ends at the limit.
+    """
+
+    def __init__(self, app: ASGIApp, small: int = SMALL, large: int = LARGE) -> None:
+        self.app = app
+        self.small = small
+        self.large = large
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with a body of limited length, or refuse it."""
+        if scope["type"] != "http" or not _is_guarded(scope):
+            await self.app(scope, receive, send)
+            return
+        most = self.large if scope["path"] in UPLOADS else self.small
+        denial = too_long(Headers(scope=scope), most)
+        if denial is None and str(scope["path"]).startswith(FLEET):
+            denial = await run_in_threadpool(unauthenticated, scope)
+        if denial is not None:
+            await denial(scope, receive, send)
+            return
+        await self._pass_on(scope, receive, send, most)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, most: int) -> None:
+        read, refused = 0, False
+
+        async def counted() -> Message:
+            nonlocal read, refused
+            message = await receive()
+            read += len(message.get("body", b""))
+            refused = refused or read > most
+            return {"type": "http.disconnect"} if refused else message  # to the app it looks as if the caller had gone
+
+        async def answer(message: Message) -> None:
+            if not refused:
+                await send(message)
+
+        try:
+            await self.app(scope, counted, answer)
+        except ClientDisconnect:
+            if not refused:
+                raise
+        if refused:
+            await _longer_than(most)(scope, receive, send)
+
+
+def _is_guarded(scope: Scope) -> bool:
+    """Whether a request may come from anybody: it is for the Fleet API, or from another machine."""
+    client = scope.get("client")
+    return str(scope["path"]).startswith(FLEET) or not is_local(client[0] if client else "")
+
+
+def too_long(headers: Headers, most: int) -> Denial | None:
+    """Why a request is refused for the length that it states; None if it is not, or states none."""
+    stated = headers.get("content-length")
+    if stated is None:
+        return None
+    if not (stated.isascii() and stated.isdigit()):
+        return Denial(400, "got a Content-Length that is no number; expected one.")
+    return _longer_than(most) if len(stated) > 18 or int(stated) > most else None
+
+
+def _longer_than(most: int) -> Denial:
+    return Denial(413, f"got a longer body than {most} bytes; expected at most that. See docs/security.md.")
+
+
+def unauthenticated(scope: Scope) -> Denial | None:
+    """Why a Fleet request is refused for its headers; None if a registered node has signed them, and lately.
+
+    Flower checks the same again when it has the body, and that the node is the one which the body names.
+    """
+    headers, state = Headers(scope=scope), scope["app"].state
+    try:
+        key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+        signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+        timestamp = headers[TIMESTAMP_HEADER]
+        age = (now() - datetime.datetime.fromisoformat(timestamp)).total_seconds()
+        genuine = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE and verify_signature(
+            bytes_to_public_key(key), timestamp.encode("ascii"), signature
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, UnsupportedAlgorithm):
+        genuine = False
+    if genuine and (scope["path"] in BEFORE_REGISTRATION or _registered(state, key)):
+        return None
+    return Denial(401, "got no valid signature of a registered node; expected one before the body. Register its key.")
+
+
+def _registered(state: Any, key: bytes) -> bool:
+    return state.linkstate_factory.state().get_node_id_by_public_key(key) is not None
+
+
 def is_local(address: str) -> bool:
     """Whether an IP address is this machine's loopback; anything that is not an address is foreign."""
     try:
@@ -55,13 +191,18 @@ def is_local(address: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
+def guarded(app: FastAPI) -> FastAPI:
+    """The SuperLink's app behind both restrictions."""
+    app.add_middleware(BodyGuard)
+    app.add_middleware(FleetOnly)
+    return app
+
+
 def main() -> None:
     """Start the SuperLink and serve until a signal ends it."""
     config = _parse_superlink_lifespan_config()
-    app = create_app(config, SuperLinkLifespan)
-    app.add_middleware(FleetOnly)
     uvicorn.run(
-        app=app,
+        app=guarded(create_app(config, SuperLinkLifespan)),
         host=config.host,
         port=config.port,
         proxy_headers=False,  # an X-Forwarded-For header must not make a stranger look local

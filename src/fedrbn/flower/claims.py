@@ -1,7 +1,11 @@
-"""Whether clients that claim adversarial training have done it: BN_a of adversarial inputs is not BN_c of clean ones.
+"""What clients claim: how many samples they have, and that they do adversarial training.
 
-The paper names unaware or misreported hardware as a limitation: a client that says AT but trains as ST does would
-donate a BN_a without robustness. Its two branches then lie closer together than those of the other AT users,
+**Samples.** A client's number of samples is its weight in the mean, and the mean number over clients decides how many
+steps everybody takes. The server cannot count them, so a claim counts for at most twice the median one.
+
+**AT.** BN_a of adversarial inputs is not BN_c of clean ones. The paper names unaware or misreported hardware as a
+limitation: a client that says AT but trains as ST does would donate a BN_a without robustness. Its two branches then
+lie closer together than those of the other AT users,
 
     d_j = mean over layers of ‖(μ_a − μ_c) / σ_c‖ and ‖ln σ²_a − ln σ²_c‖, per channel and in root mean square,
 
@@ -11,13 +15,25 @@ or its BN_a has never moved. A client is flagged, not removed: who is barred is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 
 from torch import Tensor
 
 from fedrbn.federated.donors import BN_EPSILON
+from fedrbn.federated.robust import bounded
 from fedrbn.nets.state import BNNames
-from fedrbn.types import Branch, Tensors
+from fedrbn.types import Branch, Member, Tensors
+
+
+def counted(members: Sequence[Member]) -> tuple[Member, ...]:
+    """The members with the samples that they count for: none more than twice the median, as in the robust rules.
+
+    With two members nothing is cut, because nothing tells which of them is right.
+    """
+    counts = bounded([member.samples for member in members])
+    return tuple(replace(member, samples=int(count)) for member, count in zip(members, counts, strict=True))
+
 
 SUSPICIOUS = 0.25
 """A donor is flagged if its branches are closer together than this part of the other donors' median distance."""

@@ -6,6 +6,7 @@ it remembers on its own disk. What a server asks for is checked first; see `sett
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 
 from flwr.app import Context, Message, RecordDict
@@ -14,9 +15,11 @@ from flwr.clientapp import ClientApp
 from fedrbn.config import Experiment
 from fedrbn.course import digest_of
 from fedrbn.data.samples import Client
+from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.executors import Site, perform
 from fedrbn.federated.privacy import from_config as privacy_of
 from fedrbn.flower import wire
+from fedrbn.flower.deadline import within
 from fedrbn.flower.handshake import Budget, Introduction, Refusal, Response
 from fedrbn.flower.messages import Parts, failure_records, job_of, reply_records
 from fedrbn.flower.orders import MOST_CAUSE, EvaluateOrder, Order, Setup, TrainOrder
@@ -27,7 +30,7 @@ from fedrbn.flower.wire import MessageError
 from fedrbn.hardware import one_thread
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.probe import free_memory, measure_speed
-from fedrbn.types import Failure, Tensors, Train, Upload
+from fedrbn.types import Failure, Round, Tensors, Train, Upload
 
 app = ClientApp()
 _ERRORS = (ValueError, TypeError, KeyError, RuntimeError, OSError)
@@ -100,7 +103,8 @@ def _done(message: Message, context: Context, kind: type[TrainOrder | EvaluateOr
     """Do what an order says; whatever goes wrong is answered with a Failure, which says more than an error code."""
     order = wire.value_of(message.content, "order", kind)
     try:
-        records = _performed(order, message.content, context)
+        with within(order.round.deadline_seconds):
+            records = _performed(order, message.content, context)
     except _ERRORS as error:
         records = failure_records(Failure(order.client, order.round.number, f"{type(error).__name__}: {error}"))
     return Message(records, reply_to=message)
@@ -114,6 +118,8 @@ def _performed(order: Order, content: RecordDict, context: Context) -> RecordDic
     net = network(node, setup, federation)
     parts = Parts.of(net, names_of(net, setup))
     round_, job = job_of(content, order, parts)
+    if node.data is not None:
+        round_ = affordable(round_, len(client.train), node.max_passes)
     memory = Memory.of(node, setup, client.id)
     privacy = privacy_of(Experiment(privacy=setup.privacy))
     with one_thread():
@@ -121,6 +127,17 @@ def _performed(order: Order, content: RecordDict, context: Context) -> RecordDic
     if isinstance(job, Train) and isinstance(result, Upload):
         memory.keep(context.state, round_.number + 1, _own(job.personal, result))
     return reply_records(result, round_.shared, parts, order.transport)
+
+
+def affordable(round_: Round, samples: int, passes: int) -> Round:
+    """The round with at most so many passes over this many samples for each local epoch.
+
+    The server orders the mean number of steps over sites, which follows from what all of them say they have.
+    """
+    if round_.steps is None:
+        return round_
+    most = passes * round_.local_epochs * steps_per_epoch(samples, round_.batch_size)
+    return replace(round_, steps=min(round_.steps, most))
 
 
 def _as_ordered(client: Client, order: Order) -> Client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -15,16 +16,18 @@ from fedrbn.course import Course, Outline, digest_of_all
 from fedrbn.federated.aggregation import layout
 from fedrbn.federated.options import configure
 from fedrbn.federated.server import Plan
-from fedrbn.flower.claims import suspicions
+from fedrbn.flower.claims import counted, suspicions
 from fedrbn.flower.control import Control, read_control
 from fedrbn.flower.grid_execute import Line
-from fedrbn.flower.handshake import Agreement, Introduction, afforded_roles, configured_roles, wrong_network
+from fedrbn.flower.handshake import Agreement, Introduction, afforded_roles, configured_roles, wrong_network, wrong_part
 from fedrbn.flower.log import EventLog
 from fedrbn.flower.messages import Parts
 from fedrbn.flower.newcomers import welcomed
+from fedrbn.flower.orders import MOST_CAUSE, setup_for
+from fedrbn.flower.registry import Registry
 from fedrbn.flower.roster import Lobby, Roster
 from fedrbn.flower.settings import FlowerConfig
-from fedrbn.flower.site import fingerprint
+from fedrbn.flower.site import fingerprint, parts
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.probe import workload
 from fedrbn.storage import RunDirectory
@@ -92,8 +95,12 @@ class Deployment:
         self.method.check(self.net, common.image_shape)
         self.names = layout(self.net, self.method.local)
         self.control = Control()
+        self.parts = Parts.of(self.net, self.names)
+        self.counted: dict[str, int] = {}
+        """The number of samples that each client counts for in this round."""
         known: tuple[Member, ...] = terms.directory.description()[0] if described(terms.directory) else ()
-        self.roster = Roster(known, self._roles, self._objection, terms.log)
+        registry = Registry(terms.directory.path / "nodes.json")
+        self.roster = Roster(known, registry, self._roles, self._objection, terms.log)
 
     def _roles(self, nodes: Mapping[str, Introduction]) -> Mapping[str, Role]:
         experiment, settings, common = self.terms.experiment, self.terms.settings, self.terms.common
@@ -103,7 +110,20 @@ class Deployment:
         return afforded_roles(nodes, asked, experiment.faults.deadline_seconds or settings.deadline)
 
     def _objection(self, node: Introduction) -> str | None:
-        return self.terms.common.objection(node) or wrong_network(node, fingerprint(self.net, self.names))
+        return (
+            self.terms.common.objection(node)
+            or wrong_network(node, fingerprint(self.net, self.names))
+            or (wrong_part(node, self._users) if node.partition is not None and self._users else None)
+        )
+
+    @cached_property
+    def _users(self) -> tuple[Member, ...]:
+        """The users that the experiment's own data set is divided among; empty if the server does not have the data."""
+        try:
+            return parts(setup_for(Role.ST, self.terms.experiment, self.terms.token))
+        except (ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
+            self.terms.log("parts not checked", reason=f"the data set cannot be loaded here: {error}"[:MOST_CAUSE])
+            return ()
 
     def refresh(self) -> None:
         """Note who has come and who has left; newcomers take part from the next round on."""
@@ -116,8 +136,9 @@ class Deployment:
             grid=grid,
             experiment=self.terms.experiment,
             token=self.terms.token,
-            parts=Parts.of(self.net, self.names),
+            parts=self.parts,
             address=self.roster.address,
+            counted=self.counted.__getitem__,
             refresh=self.refresh,
             log=self.terms.log,
             deadline=settings.deadline,
@@ -128,9 +149,11 @@ class Deployment:
     def course(self) -> RemoteCourse:
         """The run as it is for the clients that are known now and not barred."""
         told, common = self.roster.told, self.terms.common
-        members = tuple(m for m in self.roster.members.values() if m.id not in self.control.bar)
-        if not members:
+        claimed = tuple(m for m in self.roster.members.values() if m.id not in self.control.bar)
+        if not claimed:
             raise ConfigError("got every client barred in control.toml; expected some that take part. Correct it.")
+        members = self._counted(claimed)
+        self._note_counts(claimed, members)
         labels = {member.domain: member.domain for member in members}
         labels |= {told[m.id].domain: told[m.id].label for m in members if m.id in told}
         plan = build_plan(self.terms.experiment, self.method, self.net, members, self._equal_sizes(members))
@@ -146,22 +169,42 @@ class Deployment:
             barred=self.control.bar,
         )
 
+    def _counted(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
+        """The members with what they count for: as the data set is divided, if all share one; else bounded claims."""
+        return members if self._users_only(members) and self._users else counted(members)
+
+    def _note_counts(self, claimed: Iterable[Member], members: Iterable[Member]) -> None:
+        for before, after in zip(claimed, members, strict=True):
+            if after.samples < before.samples and self.counted.get(after.id) != after.samples:
+                self.terms.log(
+                    "claim capped",
+                    client=after.id,
+                    reason=f"got {before.samples} samples; expected at most twice the median of all clients' claims. "
+                    f"It counts for {after.samples}. Bar it in control.toml if it cannot have so many.",
+                )
+            self.counted[after.id] = after.samples
+
+    def _users_only(self, members: Iterable[Member]) -> bool:
+        """Whether nobody that is there has data of its own."""
+        told = self.roster.told
+        return all(told[member.id].partition is not None for member in members if member.id in told)
+
     def _equal_sizes(self, members: Iterable[Member]) -> bool:
         """As in an embedded run, if all share one data set; else every client runs the mean number of iterations."""
-        told = self.roster.told
-        shared = all(told[member.id].partition is not None for member in members if member.id in told)
-        return shared and not isinstance(self.terms.experiment.federation.partition.sizes, Dirichlet)
+        divided = self.terms.experiment.federation.partition.sizes
+        return self._users_only(members) and not isinstance(divided, Dirichlet)
 
     def revise(self, course: Course, state: ServerState) -> tuple[Course, ServerState]:  # noqa: ARG002
         """Before a round and the evaluation: who is there now, who is barred; newcomers get a batch norm."""
         self.refresh()
         directory, common = self.terms.directory, self.terms.common
-        directory.describe(tuple(self.roster.members.values()), common.classes, common.image_shape)
+        everybody = self._counted(tuple(self.roster.members.values()))
+        directory.describe(everybody, common.classes, common.image_shape)
         self.control = read_control(directory.path / "control.toml", self.control, self.terms.log)
         revised = self.course()
         unknown = [member.id for member in revised.plan.members if member.id not in state.personal]
-        kept = self.roster.kept(unknown, Parts.of(self.net, self.names).personal)
-        state = welcomed(state, revised.plan, self.net, kept)
+        kept = self.roster.kept(unknown, self.parts.personal)
+        state = welcomed(state, revised.plan, self.net, kept, self.roster.refuse_kept)
         self.roster.forget_kept()
         return revised, state
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
@@ -19,7 +19,7 @@ from fedrbn.flower.log import EventLog
 from fedrbn.flower.messages import Parts, order_records, result_of, shared_record
 from fedrbn.flower.orders import Setup, Transport, setup_for
 from fedrbn.flower.wire import MessageError
-from fedrbn.types import Execute, Failure, Job, Member, Result, Role, Round, Train
+from fedrbn.types import Execute, Failure, Job, Member, Result, Role, Round, Train, Upload
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Line:
     parts: Parts
     address: Callable[[str], tuple[int, Member] | None]
     """The node and the member that a client is now; None if it is not connected."""
+    counted: Callable[[str], int]
+    """The number of samples that a client counts for, whatever it says; see `claims.counted`."""
     refresh: Callable[[], None]
     """Find out who is connected now; it is asked before every set of jobs."""
     log: EventLog
@@ -86,6 +88,8 @@ def grid_execute(line: Line) -> Execute:
 def _answers(line: Line, round_: Round, jobs: list[Job], kind: str, tally: _Tally) -> Iterator[Result]:
     shared = shared_record(round_.shared, line.parts, line.transport)
     tally.theta = wire.size(RecordDict({"shared": shared}))
+    deadline = min(line.deadline, round_.deadline_seconds or line.deadline)
+    round_ = replace(round_, deadline_seconds=deadline)
     setups: dict[Role, Setup] = {role: setup_for(role, line.experiment, line.token) for role in Role}
     letters: dict[str, Letter] = {}
     asked: dict[str, tuple[Job, Member]] = {}
@@ -100,7 +104,6 @@ def _answers(line: Line, round_: Round, jobs: list[Job], kind: str, tally: _Tall
         )
         letters[job.client] = Letter(node, order)
         asked[job.client] = job, member
-    deadline = min(line.deadline, round_.deadline_seconds or line.deadline)
     group = str(round_.number)
     for client, content in exchange(line.grid, letters, kind, group=group, deadline=deadline, poll=line.poll):
         job, member = asked[client]
@@ -109,6 +112,7 @@ def _answers(line: Line, round_: Round, jobs: list[Job], kind: str, tally: _Tall
             continue
         tally.answered(client, wire.size(letters[client].content), wire.size(content))
         try:
-            yield result_of(content, round_, job, member, line.parts, line.transport)
+            result = result_of(content, round_, job, member, line.parts, line.transport)
         except MessageError as error:
-            yield Failure(client, round_.number, str(error))
+            result = Failure(client, round_.number, str(error))
+        yield replace(result, samples=line.counted(client)) if isinstance(result, Upload) else result

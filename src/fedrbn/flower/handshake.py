@@ -6,34 +6,46 @@ its data but names, shapes, counts and a digest; or with the reason why it will 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+import torch
+from pydantic import Field, field_validator
 
 from fedrbn.config import Experiment
 from fedrbn.data import AVAILABLE
 from fedrbn.data.federation import at_users
+from fedrbn.data.room import available_memory
 from fedrbn.flower.orders import ClientId
 from fedrbn.flower.questions import Label
+from fedrbn.nets import NETWORKS, build
 from fedrbn.planner import Device, Duty, Speed, Workload, plan
 from fedrbn.sections import Section
-from fedrbn.types import Role
+from fedrbn.types import Member, Role
 
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+MOST_SAMPLES = 2**40
+_MOST_PIXELS = 2**22
+"""Values of one image, as for model files: 1024 x 1024 pixels of 4 channels."""
+_MOST_ROUNDS = 2**31
+COPIES = 4
+"""Networks that a server holds at least: its own, the shared weights, their mean so far, and an upload."""
+_Side = Annotated[int, Field(ge=1, le=4096)]
+_Rate = Annotated[float, Field(gt=0, le=1e30)]
 
 
 class Budget(Section):
     """What a node says of its hardware: a role, or what was measured, or nothing."""
 
     role: Role | None = None
-    forward: float | None = Field(default=None, gt=0)
+    forward: _Rate | None = None
     """Multiply-accumulates per second, as `backward` and `attack`; see `fedrbn.planner.Speed`."""
-    backward: float | None = Field(default=None, gt=0)
-    attack: float | None = Field(default=None, gt=0)
-    memory: float | None = Field(default=None, gt=0)
-    bandwidth: float | None = Field(default=None, gt=0)
+    backward: _Rate | None = None
+    attack: _Rate | None = None
+    memory: _Rate | None = None
+    bandwidth: _Rate | None = None
 
     @property
     def speed(self) -> Speed | None:
@@ -44,25 +56,32 @@ class Budget(Section):
 
 
 class Introduction(Section):
-    """What a node says of itself."""
+    """What a node says of itself. Every number has a bound: the server builds a network from some of them."""
 
     kind: Literal["introduction"] = "introduction"
     version: Label
     client: ClientId
-    partition: int | None = Field(default=None, ge=0)
+    partition: int | None = Field(default=None, ge=0, lt=1_000_000)
     domain: Label
     label: Label
-    classes: tuple[Label, ...] = Field(min_length=1, max_length=100_000)
-    image_shape: tuple[int, int, int]
-    samples: int = Field(ge=2, lt=2**40)
-    validation: int = Field(ge=0, lt=2**40)
+    classes: tuple[Label, ...] = Field(min_length=1, max_length=2**16)
+    image_shape: tuple[_Side, _Side, _Side]
+    samples: int = Field(ge=2, lt=MOST_SAMPLES)
+    validation: int = Field(ge=0, lt=MOST_SAMPLES)
     test: Digest
     """Names its test samples, so that evaluations can be compared."""
     fingerprint: Digest
     """Names the network that it has built; see `site.fingerprint`."""
     budget: Budget
-    finished: int | None = Field(default=None, ge=0)
+    finished: int | None = Field(default=None, ge=0, lt=_MOST_ROUNDS)
     """Rounds after which the node last kept its own batch norm in this run; None if it has none."""
+
+    @field_validator("image_shape")
+    @classmethod
+    def _is_an_image(cls, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        if math.prod(shape) > _MOST_PIXELS:
+            raise ValueError(f"got images of {math.prod(shape):,} values; expected at most {_MOST_PIXELS:,}")
+        return shape
 
 
 class Refusal(Section):
@@ -112,6 +131,29 @@ def agreement(version: str, classes: str, nodes: Sequence[Introduction]) -> Agre
     return Agreement(version=version, classes=named, image_shape=common[1])
 
 
+def too_large(node: Introduction, experiment: Experiment) -> str | None:
+    """Why the network that a node's images and classes ask for cannot be built here; None if it can.
+
+    It is built without memory first. A factory of one's own cannot be; its size is for whoever wrote it to limit.
+    """
+    model = experiment.model
+    if model.name not in NETWORKS:
+        return None
+    try:
+        with torch.device("meta"):
+            net = build(model.name, len(node.classes), model.width, node.image_shape, experiment.run.seed)
+    except (ValueError, RuntimeError) as error:
+        return f"got images of {node.image_shape} at the node ({error}); expected some that {model.name!r} takes."
+    needed, free = COPIES * sum(tensor.nbytes for tensor in net.state_dict().values()), available_memory()
+    if free is None or needed <= free:
+        return None
+    return (
+        f"got images of {node.image_shape} and {len(node.classes)} classes at the node, for which training with "
+        f"{model.name!r} takes {needed:,} bytes of the server's memory; expected at most {free:,}. Resize the site's "
+        "images, or make model.width smaller."
+    )
+
+
 def wrong_network(node: Introduction, expected: str) -> str | None:
     """Why a node's network is not the server's; None if it is."""
     if node.fingerprint == expected:
@@ -120,6 +162,24 @@ def wrong_network(node: Introduction, expected: str) -> str | None:
         f"got network {node.fingerprint[:12]} at the node; expected {expected[:12]}, the server's. Give both the same "
         "version of fedrbn and, for a network of your own, of its code."
     )
+
+
+def wrong_part(node: Introduction, parts: Sequence[Member]) -> str | None:
+    """Why a node is not the user it says it is, of those that the server's data set is divided among; None if it is."""
+    if node.partition is None:
+        return None
+    told = Member(node.client, node.domain, Role.ST, node.samples)
+    if node.partition < len(parts) and told == parts[node.partition]:
+        return None
+    expected = _user(parts[node.partition]) if node.partition < len(parts) else f"one of {len(parts)} partitions"
+    return (
+        f"got {_user(told)} as partition {node.partition}; expected {expected}, as the server divides the data set. "
+        "Give both sides the same data, and each SuperNode its own partition-id."
+    )
+
+
+def _user(member: Member) -> str:
+    return f"{member.id!r} of {member.domain!r} with {member.samples} samples"
 
 
 def configured_roles(nodes: Mapping[str, Introduction], experiment: Experiment) -> dict[str, Role]:

@@ -90,6 +90,7 @@ def order_records(
         local_epochs=round_.local_epochs,
         steps=round_.steps,
         freeze=round_.freeze,
+        deadline_seconds=round_.deadline_seconds,
     )
     order: Order
     if isinstance(job, Train):
@@ -125,6 +126,7 @@ def job_of(records: RecordDict, order: Order, parts: Parts) -> tuple[Round, Job]
         local_epochs=given.local_epochs,
         steps=given.steps,
         freeze=given.freeze,
+        deadline_seconds=given.deadline_seconds,
     )
     if isinstance(order, TrainOrder):
         return round_, Train(order.client, order.role, personal, order.calibrate)

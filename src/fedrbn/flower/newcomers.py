@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from fedrbn.federated.admission import Gate, UploadError, length, scratch
 from fedrbn.federated.aggregation import Contribution, mean
 from fedrbn.federated.propagation import Standing, propagate
 from fedrbn.federated.server import Plan, initial_state
 from fedrbn.nets.dual_bn import DualNet
-from fedrbn.types import Member, Role, ServerState, Tensors
+from fedrbn.types import Member, Role, ServerState, Tensors, Upload
+
+Refuse = Callable[[str, str], None]
+"""Told of a client whose batch norm is not used, and why."""
 
 
-def welcomed(state: ServerState, plan: Plan, net: DualNet, own: Mapping[str, Tensors]) -> ServerState:
+def welcomed(
+    state: ServerState, plan: Plan, net: DualNet, own: Mapping[str, Tensors], refuse: Refuse = lambda _, __: None
+) -> ServerState:
     """The state with a batch norm for every member of the plan.
 
-    A client that the server does not know gets back what it has kept itself, if that is in `own`. Anybody else starts
-    from the mean of those that have trained, weighted by their samples; BN_a of an ST client is then estimated from the
-    donors (Eq. 3), which weigh the same as long as nothing is known of the client's own data.
+    A client that the server does not know gets back what it has kept itself, if that is in `own` and passes the checks
+    of an upload. Anybody else starts from the mean of those that have trained, weighted by their samples; BN_a of an ST
+    client is then estimated from the donors (Eq. 3), which weigh the same as long as nothing is known of the client's
+    own data.
     """
     new = [member for member in plan.members if member.id not in state.personal]
     if not new:
         return state
     start = _start(state, plan, net)
+    own = _sound(own, new, start, plan, refuse)
     personal = state.personal | {member.id: start | own.get(member.id, {}) for member in new}
     receivers = [member.id for member in new if member.role is Role.ST]
     if plan.method.propagation is not None:
@@ -32,6 +40,25 @@ def welcomed(state: ServerState, plan: Plan, net: DualNet, own: Mapping[str, Ten
         )
         personal |= {client: personal[client] | estimate for client, estimate in estimates.items()}
     return replace(state, personal=personal)
+
+
+def _sound(
+    own: Mapping[str, Tensors], members: Sequence[Member], start: Tensors, plan: Plan, refuse: Refuse
+) -> dict[str, Tensors]:
+    """The batch norms that could have been uploads of clients that began with `start`: BN_a too, whatever the role."""
+    lengths = {name: length(tensor) for name, tensor in start.items() if tensor.is_floating_point()}
+    names, found, place = replace(plan.names, shared=frozenset()), dict[str, Tensors](), scratch()
+    for member in members:
+        if member.id not in own:
+            continue
+        gate = Gate(replace(member, role=Role.AT), start, lengths, names, plan.faults.max_update, place)
+        try:
+            gate.admit(Upload(member.id, 0, {}, own[member.id], member.samples, {"loss": 0.0}))
+        except UploadError as error:
+            refuse(member.id, str(error))
+        else:
+            found[member.id] = own[member.id]
+    return found
 
 
 def _start(state: ServerState, plan: Plan, net: DualNet) -> Tensors:

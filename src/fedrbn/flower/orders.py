@@ -61,6 +61,8 @@ class RoundData(Section):
     local_epochs: int = Field(ge=1)
     steps: int | None = Field(default=None, ge=1)
     freeze: int = Field(default=0, ge=0)
+    deadline_seconds: float | None = Field(default=None, gt=0)
+    """Seconds after which the server no longer waits; the node stops then, too. None from servers that do not say."""
 
 
 class TrainOrder(Section):

@@ -1,8 +1,8 @@
 """Who takes part: nodes introduce themselves, join, leave and come back; the server knows clients, Flower knows nodes.
 
-Node ids are random and change when a node is started anew; a client is who its node says it is. Two nodes cannot be the
-same client at once: a second one waits. A client keeps its role and its place for good, so that a run that is resumed
-has the same numbers.
+Node ids may change when a node is started anew; a client is who its node says it is, and belongs to the first node
+that said so (`registry`). A node of the same key waits if the client is still there. A client keeps its role, its place
+and its number of samples for good, so that a run that is resumed has the same numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fedrbn.flower import wire
 from fedrbn.flower.exchange import Letter, Silence, exchange
 from fedrbn.flower.handshake import Introduction, Refusal, Response
 from fedrbn.flower.log import EventLog
+from fedrbn.flower.registry import ANYBODY, Identity, Registry, identities
 from fedrbn.flower.wire import MessageError, Specs
 from fedrbn.types import Member, Role, Tensors
 
@@ -33,6 +34,8 @@ class Guest:
     node: int
     introduction: Introduction
     records: RecordDict
+    identity: Identity = ANYBODY
+    """What the SuperLink says of the node."""
 
     @property
     def place(self) -> tuple[bool, int, str]:
@@ -44,12 +47,25 @@ class Guest:
 class Lobby:
     """Asks every node once who it is."""
 
-    def __init__(self, grid: Grid, setup: ConfigRecord, log: EventLog, *, deadline: float, poll: float) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        setup: ConfigRecord,
+        objection: Objection,
+        log: EventLog,
+        *,
+        deadline: float,
+        poll: float,
+        bind: bool = True,
+    ) -> None:
         self.grid = grid
         self.setup = setup
         self.log = log
+        self.objection = objection
         self.deadline = deadline
         self.poll = poll
+        self.bind = bind
+        """Whether keys are looked at."""
         self.known: set[int] = set()
         """Nodes that have answered, whatever they said."""
         self.silent: dict[int, int] = {}
@@ -58,7 +74,8 @@ class Lobby:
 
     def arrivals(self) -> tuple[set[int], list[Guest]]:
         """(the nodes that are there, those of them that have introduced themselves just now)."""
-        here = set(self.grid.get_node_ids())
+        nodes = identities(self.grid)
+        here = set(nodes)
         self.known &= here  # a node that comes back is asked anew: its data may be others
         self.silent = {node: times for node, times in self.silent.items() if node in here}
         self.calls += 1
@@ -74,27 +91,35 @@ class Lobby:
                 self.log("no introduction", node=node, reason=reply.cause)
                 continue
             self.known.add(int(node))
-            guest = self._guest(int(node), reply)
+            guest = self._guest(int(node), reply, nodes[int(node)])
             if guest is not None:
                 guests.append(guest)
         return here, sorted(guests, key=lambda guest: guest.place)
 
-    def _guest(self, node: int, reply: RecordDict) -> Guest | None:
+    def _guest(self, node: int, reply: RecordDict, identity: Identity) -> Guest | None:
         try:
             said = wire.value_of(reply, "response", Response).content
         except MessageError as error:
             said = Refusal(reason=str(error)[:2000])
-        if isinstance(said, Refusal):
-            self.log("refused", node=str(node), reason=said.reason)
+        reason = said.reason if isinstance(said, Refusal) else self.objection(said)
+        if isinstance(said, Refusal) or reason is not None:
+            self.log("refused", node=str(node), reason=reason)
             return None
-        return Guest(node, said, reply)
+        return Guest(node, said, reply, identity if self.bind else ANYBODY)
 
 
 class Roster:
     """The clients that have ever taken part, in a fixed order, and the nodes that some of them are now."""
 
-    def __init__(self, members: Iterable[Member], decide: Decide, objection: Objection, log: EventLog) -> None:
-        self.members: dict[str, Member] = {member.id: member for member in members}
+    def __init__(
+        self, members: Iterable[Member], registry: Registry, decide: Decide, objection: Objection, log: EventLog
+    ) -> None:
+        first = registry.samples()
+        self.members: dict[str, Member] = {
+            member.id: replace(member, samples=first.get(member.id, member.samples)) for member in members
+        }
+        """With the number of samples that each first came with."""
+        self.registry = registry
         self.present: dict[str, Guest] = {}
         self.told: dict[str, Introduction] = {}
         """What each client said last, also of those that have left."""
@@ -105,9 +130,11 @@ class Roster:
         self.log = log
 
     def address(self, client: str) -> tuple[int, Member] | None:
-        """The node and the member that a client is now."""
+        """The node and the member that a client is now, with the number of samples that it has introduced."""
         guest = self.present.get(client)
-        return None if guest is None else (guest.node, self.members[client])
+        if guest is None:
+            return None
+        return guest.node, replace(self.members[client], samples=guest.introduction.samples)
 
     def update(self, here: set[int], guests: Iterable[Guest]) -> None:
         """Note who has left, and let those in who may come."""
@@ -122,20 +149,29 @@ class Roster:
             told = guest.introduction
             known = self.members.get(told.client)
             role = known.role if known else roles[told.client]
-            self.members[told.client] = Member(told.client, told.domain, role, told.samples)
+            samples = known.samples if known else told.samples
+            self.registry.register(told.client, guest.identity, samples)
+            self.members[told.client] = Member(told.client, told.domain, role, samples)
+            if samples != told.samples:
+                self.log(
+                    "claim ignored",
+                    client=told.client,
+                    reason=f"got {told.samples} samples; expected {samples}, with which the client first came and for "
+                    "which it goes on counting. Start a new run to count them anew.",
+                )
             self.log(
                 "joined",
                 client=told.client,
                 node=str(guest.node),
                 domain=told.domain,
                 role=role.value,
-                samples=told.samples,
+                samples=samples,
                 again=known is not None,
             )
 
     def _may_come(self, guest: Guest, again: Collection[Guest]) -> bool:
         told = guest.introduction
-        reason = self.objection(told)
+        reason = self.objection(told) or self.registry.objection(told.client, guest.identity)
         if reason is None and told.client in self.present:
             self.queue.append(guest)
             if guest in again:
@@ -161,8 +197,12 @@ class Roster:
             try:
                 found[client] = wire.unpacked(guest.records, "personal", parts)
             except MessageError as error:
-                self.log("kept batch norm refused", client=client, reason=str(error))
+                self.refuse_kept(client, str(error))
         return found
+
+    def refuse_kept(self, client: str, reason: str) -> None:
+        """Note that a batch norm which a client has kept is not used: it starts like anybody new."""
+        self.log("kept batch norm refused", client=client, reason=reason)
 
     def forget_kept(self) -> None:
         """Let go of the batch norms that nodes came with, once they are used."""

@@ -20,7 +20,7 @@ from fedrbn.federated.privacy import from_config as privacy_of
 from fedrbn.flower import wire
 from fedrbn.flower.deployment import Deployment, Terms, described
 from fedrbn.flower.grid_execute import grid_execute
-from fedrbn.flower.handshake import Agreement, Introduction, agreement
+from fedrbn.flower.handshake import Agreement, Introduction, agreement, too_large
 from fedrbn.flower.log import EventLog, RoundLog
 from fedrbn.flower.orders import setup_for
 from fedrbn.flower.roster import Guest, Lobby
@@ -94,7 +94,15 @@ def _gathered(
     """Wait until enough nodes have introduced themselves, and let in those that agree."""
     token = _token(directory)
     setup = wire.text(setup_for(Role.ST, experiment, token))
-    lobby = Lobby(grid, setup, log, deadline=settings.introduction, poll=settings.poll)
+    lobby = Lobby(
+        grid,
+        setup,
+        lambda node: too_large(node, experiment),
+        log,
+        deadline=settings.introduction,
+        poll=settings.poll,
+        bind=settings.bind_keys,
+    )
     log("waiting", nodes=settings.nodes, seconds=settings.wait)
     end = time.monotonic() + settings.wait
     here, guests = _wait(lobby, settings, end)

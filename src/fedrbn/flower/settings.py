@@ -47,6 +47,8 @@ class FlowerConfig(Section):
     """Who is AT: as federation.at says, or as nodes can afford by their own statement."""
     transport: Transport = "float32"
     """How the shared weights travel."""
+    bind_keys: bool = True
+    """Whether a client belongs to the node key that it first came with; see `fedrbn.flower.registry`."""
     classes: str = ""
     """The classes by name, separated by commas, that every node must have; empty takes those of most nodes."""
 
@@ -114,6 +116,8 @@ class NodeConfig(Section):
     bandwidth: Quantity | None = None
     probe: float | None = Field(default=None, gt=0, le=600)
     """Measure the speed for so many seconds instead of stating it."""
+    max_passes: int = Field(default=20, ge=1)
+    """Most passes over the site's own data in place of one local epoch, whatever number of steps the server orders."""
     allow: str = ""
     """package.module:object references, separated by commas, that the server may name. Nothing else is imported."""
 

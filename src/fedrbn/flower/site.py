@@ -31,7 +31,7 @@ from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast
 from fedrbn.nets.state import tensors
 from fedrbn.storage import write_atomically
-from fedrbn.types import Role, Tensors
+from fedrbn.types import Member, Role, Tensors
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,12 @@ def local_federation(node: NodeConfig, values: Values, setup: Setup) -> Federati
         )
     client = everybody.clients[node.partition_id]
     return replace(everybody, clients=(client,), domains=(client.domain,))
+
+
+def parts(setup: Setup) -> tuple[Member, ...]:
+    """The users that the server's data set is divided among, in the order of partition-id; roles are not decided."""
+    divided = _divided(setup.data, setup.federation, setup.seed)
+    return tuple(Member(user.id, user.domain, Role.ST, len(user.train)) for user in divided.clients)
 
 
 @lru_cache(maxsize=2)  # a simulation asks for its many parts in the same process

@@ -1,0 +1,100 @@
+"""Who a client is: the node key and the number of samples that it first came with, in `nodes.json` for good.
+
+Client ids are names that nodes give themselves; keys are what the SuperLink checks. A client belongs to the first node
+that comes as it. That node is known again by its key, or, when the operator has renewed the key, by the name that the
+operator registered it with. Keys mean something only if the SuperLink authenticates nodes: simulated nodes have none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from flwr.serverapp import Grid
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fedrbn.flower.handshake import MOST_SAMPLES, Digest
+from fedrbn.sections import Section
+from fedrbn.storage import StorageError, write_atomically
+
+_PEM = b"-----BEGIN PUBLIC KEY-----"
+
+
+class Identity(Section):
+    """What the SuperLink says of a node."""
+
+    key: Digest | None = None
+    """SHA-256 of its public key; None if it has none."""
+    name: str | None = Field(default=None, max_length=1000)
+    """The name that the operator registered the key with."""
+
+
+class Registration(Identity):
+    """A client as it first came."""
+
+    samples: int = Field(ge=1, lt=MOST_SAMPLES)
+
+
+ANYBODY = Identity()
+_ENTRIES = TypeAdapter(dict[str, Registration])
+
+
+def identities(grid: Grid) -> dict[int, Identity]:
+    """The nodes that are there, by node id, as far as the SuperLink knows keys."""
+    tell = getattr(grid, "get_nodes", None)  # part of Flower's grids, not of their common interface
+    if tell is None:
+        return dict.fromkeys(grid.get_node_ids(), ANYBODY)
+    return {
+        node.node_id: Identity(key=hashlib.sha256(node.public_key).hexdigest(), name=node.name or None)
+        if node.public_key.startswith(_PEM)
+        else ANYBODY
+        for node in tell()
+    }
+
+
+class Registry:
+    """The clients of a run and their owners. What it is told is on disk before the caller goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: dict[str, Registration] = _read(path)
+
+    def objection(self, client: str, node: Identity) -> str | None:
+        """Why a node cannot be this client; None if it can: nobody is yet, or it is the owner."""
+        owner = self.entries.get(client)
+        if owner is None or owner.key is None or owner.key == node.key or (owner.name and owner.name == node.name):
+            return None
+        return (
+            f"got client {client!r} from a node with key {(node.key or 'none')[:12]}; expected key {owner.key[:12]}, "
+            f"with which this client first came. Give the node a name of its own. If the client's key was renewed, "
+            f"register it with the same --name as before, or remove the client from {self.path.name}."
+        )
+
+    def register(self, client: str, node: Identity, samples: int) -> Registration:
+        """Note a client that may come; returns what it is registered with, which for one known before stays."""
+        known = self.entries.get(client)
+        entry = Registration(key=node.key, name=node.name, samples=known.samples if known else samples)
+        if known is not None and (node.key is None or known.key == node.key):
+            return known
+        self.entries[client] = entry
+        content = {name: value.model_dump(exclude_none=True) for name, value in self.entries.items()}
+        write_atomically(self.path, json.dumps(content, indent=1).encode())
+        return entry
+
+    def samples(self) -> Mapping[str, int]:
+        """The number of samples that each client first came with."""
+        return {client: entry.samples for client, entry in self.entries.items()}
+
+
+def _read(path: Path) -> dict[str, Registration]:
+    if not path.exists():
+        return {}
+    try:
+        return _ENTRIES.validate_json(path.read_bytes())
+    except (OSError, ValidationError, ValueError, RecursionError) as error:
+        raise StorageError(
+            f"got {path}, which cannot be read ({type(error).__name__}); expected which node each client is. Bring it "
+            "back, or remove it: clients then belong to the first node that comes as them."
+        ) from None
