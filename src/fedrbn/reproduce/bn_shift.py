@@ -13,7 +13,7 @@ Signs are dropped before the mean over channels, because a layer has as many tha
 | `random` | the initial weights; BN_c holds the statistics of the clean images |
 | `trained` | the weights and the BN_c that training ended with |
 | `stored` | the trained network again, but with its own BN_a and BN_c as (μ̃, σ̃²) and (μ, σ²): no images |
-| `domains` | the trained network, with clean images of another domain as x̃: a yardstick |
+| `domains` | the trained networks of two domains, each with its own clean images, in place of x and x̃: a yardstick |
 
 The attack is the run's own, through BN_c. One user speaks for each domain, an AT user if there is one. A text such as
 `shift trained 1 mean` is of layer 1 and the mean over domains; `lowest` and `highest` are its smallest and largest
@@ -26,8 +26,10 @@ import copy
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -126,12 +128,11 @@ def moments(net: DualNet, x: Tensor) -> list[Moments]:
     """Of what enters each batch-norm layer when f(x; BN_c) is computed, in the order of the layers."""
     kept: list[Moments] = []
 
-    def keep(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-        assert isinstance(layer, DualBatchNorm)
-        rows = given[0].double().transpose(0, 1).flatten(1)
-        kept.append(Moments(rows.mean(1), rows.var(1, correction=0), layer.clean.eps))
+    def keep(eps: float, _: nn.Module, given: tuple[Tensor, ...]) -> None:
+        channels = given[0].double().transpose(0, 1).flatten(1)
+        kept.append(Moments(channels.mean(1), channels.var(1, correction=0), eps))
 
-    handles = [layer.register_forward_pre_hook(keep) for layer in _layers(net)]
+    handles = [layer.register_forward_pre_hook(partial(keep, layer.clean.eps)) for layer in _layers(net)]
     try:
         with torch.no_grad():
             net(x, Branch.CLEAN)
@@ -152,9 +153,8 @@ def stored_moments(trained: Trained, client: Client) -> tuple[list[Moments], lis
 
 def _held(layer: DualBatchNorm, branch: Branch) -> Moments:
     own = layer.branch(branch)
-    assert own.running_mean is not None
-    assert own.running_var is not None
-    return Moments(own.running_mean.double(), own.running_var.double(), own.eps)
+    mean, variance = cast(Tensor, own.running_mean), cast(Tensor, own.running_var)
+    return Moments(mean.double(), variance.double(), own.eps)
 
 
 def _layers(net: DualNet) -> list[DualBatchNorm]:

@@ -25,6 +25,7 @@ from fedrbn import config
 from fedrbn.config import ConfigError
 from fedrbn.cost import cost
 from fedrbn.reproduce import declarations, plan
+from fedrbn.reproduce.declarations import Declaration, Part
 from fedrbn.reproduce.plan import Threat
 from fedrbn.reproduce.scales import SCALES
 
@@ -108,6 +109,11 @@ class Claim(_Declared):
         if bool(self.experiment and self.checks) == (self.cost is not None):
             raise ValueError(f"got claim {self.name!r}; expected an experiment with checks, or a cost, and not both")
         return self
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """What all checks come down to."""
+        return [gap for check in self.checks for gap in gaps(check)]
 
 
 class Place(NamedTuple):
@@ -240,10 +246,10 @@ def decided(gap: Gap, found: Evidence) -> Decided | None:
     The difference beyond what is asked for must be larger than its uncertainty: with one seed that is given, with
     several it is two standard errors, but at least half of that. Where there is McNemar's test, it must agree.
     """
-    more = {seed: 0.0 for seed in found.numbers.get(gap.less, {})} if gap.more is None else found.numbers.get(gap.more)
-    less = found.numbers.get(gap.less)
-    seeds = {seed: value - less[seed] for seed, value in (more or {}).items() if less and seed in less}
-    if more is None or less is None or not seeds:
+    less = found.numbers.get(gap.less, {})
+    more = dict.fromkeys(less, 0.0) if gap.more is None else found.numbers.get(gap.more, {})
+    seeds = {seed: value - less[seed] for seed, value in more.items() if seed in less}
+    if not seeds:
         return None
     beyond = fmean(seeds.values()) - gap.by
     needed = gap.one_seed
@@ -269,7 +275,7 @@ def together(wanted: Sequence[Gap], found: Sequence[Decided | None]) -> Outcome:
 
 def find(claim: Claim, threat: Threat, among: Tables) -> Finding | None:
     """The claim in the largest scale that has all of its numbers, or else any of them; None if none has."""
-    wanted = [gap for check in claim.checks for gap in gaps(check)]
+    wanted = claim.gaps
     partial = None
     for scale in COUNTING:
         table = among.get((claim.experiment or "", scale, threat))
@@ -292,7 +298,7 @@ def as_printed(claim: Claim) -> Finding | None:
         for column, numbers in zip(part.columns, row.paper, strict=False)
         for metric, number in zip(declaration.metrics, numbers, strict=False)
     }
-    wanted = [gap for check in claim.checks for gap in gaps(check)]
+    wanted = claim.gaps
     exact = [Gap(gap.more, gap.less, gap.by, math.ulp(100.0), gap.decides) for gap in wanted]
     found = tuple(decided(gap, Evidence(printed, {})) for gap in exact)
     return Finding("paper", found, together(exact, found)) if any(found) else None
@@ -319,9 +325,14 @@ def threats(claim: Claim) -> tuple[Threat, ...]:
 def commands(claim: Claim, missing: Iterable[Threat]) -> list[str]:
     """What makes the tables that a claim needs."""
     declaration = declarations.read(claim.experiment or "")
-    parts = dict.fromkeys(check.part for check in claim.checks)
-    only = f"{next(iter(parts))}/" if len(parts) == 1 < len(declaration.parts) else ""
+    part = claim.checks[0].part
+    elsewhere = {str(other.data) for other in declaration.parts} != {str(_part(declaration, part).data)}
+    only = f"{part}/" if elsewhere else ""  # parts on other images are not needed
     return [plan.command(declaration.name, claim.scale, threat=threat, only=only) for threat in missing]
+
+
+def _part(declaration: Declaration, label: str) -> Part:
+    return next(part for part in declaration.parts if part.label == label)
 
 
 def ratio(check: CostCheck) -> float:
