@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedrbn.reproduce import claims_page
+from fedrbn.reproduce import claims, claims_page
 from fedrbn.reproduce.differences import Difference
 from fedrbn.reproduce.table import Number, difference_grid, printed_number, shown_mean
 
@@ -33,6 +33,8 @@ RESULTS = {
     "plus-parts": ("plus-parts-cpu", "Digits", "plain"),
     "choices": ("choices-cpu", "", "captioned"),
     "domains": ("domains-cpu", "", "plain"),
+    "bn-shift": ("bn-shift-full", "", "plain"),
+    "bn-shift-release": ("bn-shift-full-authors-release", "", "plain"),
 }
 """Tables of `fedrbn reproduce`: the folder, the part of the table (all of them unless named), and what is shown."""
 
@@ -135,7 +137,7 @@ def filled(page: str, found: dict[str, str]) -> str:
 
 def contents() -> dict[str, str]:
     """What has been measured so far, by mark."""
-    found = {"claims": claims_page.markdown(ROOT / "results")}
+    found = {"claims": claims_page.markdown(claims.read(), ROOT / "results")}
     for name in ("steps", "rounds", "growth", "profiling"):
         path = ROOT / "benchmarks" / f"{name}.json"
         if path.exists():

@@ -24,10 +24,10 @@ class Row:
     section: list[str]
 
 
-def markdown(results: Path) -> str:
-    """All claims against the tables in the folder of results."""
+def markdown(declared: Sequence[Claim], results: Path) -> str:
+    """Claims against the tables in the folder of results."""
     among = claims.tables(results)
-    rows = [of_cost(claim, claim.cost) if claim.cost else of_tables(claim, among) for claim in claims.read()]
+    rows = [of_cost(claim, claim.cost) if claim.cost else of_tables(claim, among) for claim in declared]
     lines = [rule(), "", "| | claim | paper | ours, `pixel` | ours, `authors-release` | verdict |", "|---" * 6 + "|"]
     for number, row in enumerate(rows, start=1):
         lines.append(f"| {number} | {row.claim.text} | {' | '.join(row.shown)} | **{row.verdict.value}** |")
