@@ -1,4 +1,4 @@
-"""Claims of the paper: what a check compares, when a difference counts, and which verdict follows from made-up tables."""
+"""Claims of the paper: what a check compares, when a difference counts, which verdict follows from made-up tables."""
 
 from __future__ import annotations
 
@@ -234,5 +234,3 @@ def test_a_claim_needs_something_that_decides_it(tmp_path: Path) -> None:
     (tmp_path / "claims.toml").write_text('[[claims]]\nname = "n"\ntext = "t"\nplace = "p"\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="expected an experiment with checks, or a cost"):
         claims.read(tmp_path / "claims.toml")
-
-

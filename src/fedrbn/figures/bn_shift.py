@@ -33,7 +33,7 @@ def bn_shift(request: Request) -> Figure:
     """A column for each network, mean shifts above and variance shifts below."""
     threats: tuple[Threat, ...] = get_args(Threat)
     runs = request.runs or tuple(trained_run(replace(request, threat=threat), CELL) for threat in threats)
-    by_threat = {RunDirectory.open(path).experiment().attack.threat: path for path in runs}
+    by_threat: dict[str, Path] = {RunDirectory.open(path).experiment().attack.threat: path for path in runs}
     if len(by_threat) < len(runs):
         raise FigureError(
             f"got {len(runs)} runs of {' and '.join(by_threat)}; expected at most one of each threat model, which are "
@@ -55,9 +55,9 @@ def drawn(found: Mapping[str, Mapping[str, float]], runs: Mapping[str, Path]) ->
     handles, labels = panels[0][1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))
     below = (
-        "Input of each batch-norm layer for clean and attacked images, mean over channels and domains; bands reach from "
-        f"the lowest to the highest domain; at most {IMAGES} test images of one user for each domain. Grey: clean images "
-        "of two domains instead. Log scale."
+        "Input of each batch-norm layer for clean and attacked images, mean over channels and domains; bands reach "
+        f"from the lowest to the highest domain; at most {IMAGES} test images of one user for each domain. Grey: clean "
+        "images of two domains instead. Log scale."
     )
     return style.finish(figure, " ".join([below, *(f"Run: {described(path)}." for path in runs.values())]))
 

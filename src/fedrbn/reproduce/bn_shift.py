@@ -108,7 +108,7 @@ def speakers(clients: Iterable[Client]) -> list[Client]:
 
 
 def calibrated(net: DualNet, client: Client) -> DualNet:
-    """A copy whose BN_c has exactly the statistics of the user's clean images, layer after layer."""
+    """A copy whose BN_c has the statistics of the user's clean images, layer after layer."""
     made = copy.deepcopy(net).eval()
     set_momentum(made, 1.0)
     with torch.no_grad():
