@@ -82,6 +82,22 @@ def test_dark_pixels_lifted_to_grey_move_the_first_layer_far_more(tiny: Callable
     assert first("authors-release") > 0.2
 
 
+def test_clipping_to_the_box_alone_does_nothing_in_pixels_and_nearly_all_in_the_release(
+    tiny: Callable[..., Experiment],
+) -> None:
+    def first(threat: str) -> tuple[float, float]:
+        assembly = assemble(tiny(attack={"threat": threat, "steps": 7}))
+        client = assembly.federation.clients[0]
+        net = bn_shift.calibrated(assembly.net, client)
+        pairs = bn_shift.clipped_moments(net, client, assembly.attack), bn_shift.attacked_moments(net, client, assembly)
+        clipped, attacked = (bn_shift.shift(clean[0], other[0]).mean for clean, other in pairs)
+        return clipped, attacked
+
+    assert first("pixel")[0] == 0  # pixels are in [0, 1] already
+    clipped, attacked = first("authors-release")
+    assert clipped == pytest.approx(attacked, rel=0.1)
+
+
 def test_what_training_stored_is_bn_a_against_bn_c(trained: Path) -> None:
     found = bn_shift.measure(trained)
     opened, client = load(trained), assemble(RunDirectory.open(trained).experiment()).federation.clients[0]
@@ -90,7 +106,7 @@ def test_what_training_stored_is_bn_a_against_bn_c(trained: Path) -> None:
     apart = (layer.noised.running_mean - layer.clean.running_mean).abs() / (layer.clean.running_var + 1e-5).sqrt()
     lowest, highest = found["shift stored 1 lowest"], found["shift stored 1 highest"]
     assert lowest - 1e-6 <= apart.mean().item() <= highest + 1e-6
-    assert {text.split(" ")[1] for text in found} == {"random", "trained", "stored", "domains"}
+    assert {text.split(" ")[1] for text in found} == {"random", "trained", "clipped", "stored", "domains"}
     assert {text.split(" ")[2] for text in found} == set("12345")
     assert found["shift random 1 lowest"] <= found["shift random 1 mean"] <= found["shift random 1 highest"]
 

@@ -12,6 +12,7 @@ Signs are dropped before the mean over channels, because a layer has as many tha
 |---|---|
 | `random` | the initial weights; BN_c holds the statistics of the clean images |
 | `trained` | the weights and the BN_c that training ended with |
+| `clipped` | the trained network; x̃ is x clipped to the attack's box, without any noise: a control |
 | `stored` | the trained network again, but with its own BN_a and BN_c as (μ̃, σ̃²) and (μ, σ²): no images |
 | `domains` | the trained networks of two domains, each with its own clean images, in place of x and x̃: a yardstick |
 
@@ -35,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrbn.assembly import Assembly, assemble
+from fedrbn.attacks import PGD, Attack
 from fedrbn.data.samples import Client
 from fedrbn.evaluation import attack_through, logits_of
 from fedrbn.loading import Trained, load
@@ -71,6 +73,7 @@ def measure(path: Path) -> dict[str, float]:
     pairs: dict[str, list[tuple[list[Moments], list[Moments]]]] = {
         "random": [attacked_moments(calibrated(trained.net, client), client, assembly) for client in clients],
         "trained": [attacked_moments(trained.dual_client(client.id), client, assembly) for client in clients],
+        "clipped": [clipped_moments(trained.dual_client(client.id), client, assembly.attack) for client in clients],
         "stored": [own for client in clients if (own := stored_moments(trained, client)) is not None],
     }
     clean = [own for own, _ in pairs["trained"]]
@@ -122,6 +125,13 @@ def attacked_moments(net: DualNet, client: Client, assembly: Assembly) -> tuple[
     random = generator(assembly.experiment.run.seed, "bn shift", client.id)
     attacked = attack_through(assembly.adversary, [logits_of(net, Branch.CLEAN)], x, y, random)
     return moments(net, x), moments(net, attacked)
+
+
+def clipped_moments(net: DualNet, client: Client, attack: Attack) -> tuple[list[Moments], list[Moments]]:
+    """Of each layer, the moments for the user's clean images, and for the same images clipped as the attack clips."""
+    x, _ = client.test.first(IMAGES).pixels(slice(None))
+    lowest, highest = attack.box if isinstance(attack, PGD) else (0.0, 1.0)
+    return moments(net, x), moments(net, x.clamp(lowest, highest))
 
 
 def moments(net: DualNet, x: Tensor) -> list[Moments]:
