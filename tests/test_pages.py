@@ -69,3 +69,8 @@ def test_differences_are_shown_with_their_sign_and_probability(pages: Any) -> No
 def test_only_the_place_between_the_marks_is_filled(pages: Any) -> None:
     page = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\nkept\n<!-- /y -->\n"
     assert pages.filled(page, {"x": "new"}) == page.replace("old", "new")
+
+
+def test_the_page_of_claims_is_up_to_date(pages: Any) -> None:
+    page = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
+    assert page == pages.filled(page, pages.contents()), "write it anew: python tools/pages.py"

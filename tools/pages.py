@@ -1,7 +1,7 @@
 """`python tools/pages.py`: puts the latest figures into README.md and the pages of docs that show figures.
 
 Each stands between marks `<!-- name -->` and `<!-- /name -->`: `steps`, `rounds`, `growth` and `profiling` come from
-`benchmarks/NAME.json`, the others (`RESULTS`) from tables in `results`.
+`benchmarks/NAME.json`, `claims` from all tables in `results`, the others (`RESULTS`) from one of them each.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fedrbn.reproduce import claims, claims_page
 from fedrbn.reproduce.differences import Difference
 from fedrbn.reproduce.table import Number, difference_grid, printed_number, shown_mean
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", *(f"docs/{name}.md" for name in ("speed", "scaling", "benchmark", "plus", "choices", "transfer")))
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("speed", "scaling", "benchmark", "plus", "choices", "transfer", "claims")),
+)
 RESULTS = {
     "benchmark": ("benchmark-cpu", "Digits", "captioned"),
     "differences": ("benchmark-cpu", "Digits", "differences"),
@@ -29,6 +33,8 @@ RESULTS = {
     "plus-parts": ("plus-parts-cpu", "Digits", "plain"),
     "choices": ("choices-cpu", "", "captioned"),
     "domains": ("domains-cpu", "", "plain"),
+    "bn-shift": ("bn-shift-full", "", "plain"),
+    "bn-shift-release": ("bn-shift-full-authors-release", "", "plain"),
 }
 """Tables of `fedrbn reproduce`: the folder, the part of the table (all of them unless named), and what is shown."""
 
@@ -129,9 +135,9 @@ def filled(page: str, found: dict[str, str]) -> str:
     return page
 
 
-def main() -> None:
-    """Fill the pages with what has been measured so far."""
-    found = {}
+def contents() -> dict[str, str]:
+    """What has been measured so far, by mark."""
+    found = {"claims": claims_page.markdown(claims.read(), ROOT / "results")}
     for name in ("steps", "rounds", "growth", "profiling"):
         path = ROOT / "benchmarks" / f"{name}.json"
         if path.exists():
@@ -142,6 +148,12 @@ def main() -> None:
         content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"numbers": []}
         if any(part in ("", number["part"]) for number in content["numbers"]):  # --only may have left it out
             found[name] = of_results(content, part, kind)
+    return found
+
+
+def main() -> None:
+    """Fill the pages."""
+    found = contents()
     for name in PAGES:
         path = ROOT / name
         path.write_text(filled(path.read_text(encoding="utf-8"), found), encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedrbn import plugins
-from fedrbn.figures import bars, curves, epsilon, lines, penultimate, samples, statistics, style, transfer
+from fedrbn.figures import bars, bn_shift, curves, epsilon, lines, penultimate, samples, statistics, style, transfer
 from fedrbn.figures.sources import Request
 
 
@@ -63,6 +63,10 @@ FIGURES: Mapping[str, Entry] = {
     "bn-pca": Entry(
         "Users' batch-norm statistics, layer by layer", "fig:bn_pca, fig:bn_pca_ex",
         "a run: of reproduce benchmark, or --run DIR", statistics.bn_pca,
+    ),
+    "bn-shift": Entry(
+        "How far an attack moves batch-norm statistics, layer by layer", "docs/claims.md",
+        "a run of each threat model: of reproduce benchmark, or --run DIR --run DIR", bn_shift.bn_shift,
     ),
     "penultimate": Entry(
         "The penultimate layer through BN_c and BN_a", "fig:pen_fea_viz_FRP_BNc-BNa_ex",

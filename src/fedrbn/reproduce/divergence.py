@@ -12,8 +12,9 @@ statistics of all pairs of users of the two domains, on average. If it is a stan
 from __future__ import annotations
 
 import itertools
-import json
+import math
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -29,16 +30,15 @@ from fedrbn.federated.propagation import similarity
 from fedrbn.loading import load
 from fedrbn.nets.state import batch_norms
 from fedrbn.randomness import derive
-from fedrbn.storage import RunDirectory, write_atomically
+from fedrbn.storage import RunDirectory
 
 SIDE = 14
 MOST_IMAGES = 1000
 """Of each domain."""
-_FILE = "divergence.json"
 
 
 def measure(path: Path) -> dict[str, float]:
-    """Compare all pairs of domains of a trained run; the numbers are kept in its directory."""
+    """Compare all pairs of domains of a trained run."""
     federation = assemble(RunDirectory.open(path).experiment()).federation
     seed = derive(load(path).experiment.run.seed, "divergence")
     found: dict[str, float] = {}
@@ -51,15 +51,21 @@ def measure(path: Path) -> dict[str, float]:
     both = [[value for text, value in found.items() if text.startswith(kind)] for kind in ("similarity", "divergence")]
     if all(len(set(values)) > 1 for values in both):  # a rank correlation with a constant is undefined
         found["correlation"] = float(spearmanr(*both).statistic)
-    write_atomically(path / _FILE, json.dumps(found, indent=1).encode())
     return found
 
 
-def stored(path: Path) -> dict[str, float] | None:
-    """What `measure` found before; None if it has not been asked."""
-    if not (path / _FILE).is_file():
-        return None
-    return {str(text): float(value) for text, value in json.loads((path / _FILE).read_text(encoding="utf-8")).items()}
+def neighbours(path: Path) -> dict[str, float]:
+    """How many users, in %, are most similar (Eq. 4) to another one of their own domain, and how many would by chance.
+
+    If clean statistics cluster by domain, nearly all are.
+    """
+    trained = load(path)
+    domains = {member.id: member.domain for member in trained.plan.members if member.id in trained.state.reported}
+    users = list(domains)
+    alike = similarity(trained.state.personal, users, users, batch_norms(trained.net)).fill_diagonal_(-math.inf)
+    same = [domains[user] == domains[users[int(nearest)]] for user, nearest in zip(users, alike.argmax(1), strict=True)]
+    by_chance = [(list(domains.values()).count(domains[user]) - 1) / (len(users) - 1) for user in users]
+    return {"neighbours same": 100 * fmean(same), "neighbours chance": 100 * fmean(by_chance)}
 
 
 def similarities(path: Path, federation: Federation) -> dict[tuple[str, str], float]:

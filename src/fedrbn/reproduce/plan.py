@@ -65,11 +65,6 @@ class Cell:
         """Further attacks that must be evaluated for what is read."""
         return tuple(text[3:-1] for text in self.read if text.startswith("ra["))
 
-    @property
-    def needs_divergence(self) -> bool:
-        """Whether domains and their batch norm are compared."""
-        return any(text.split(" ")[0] in {"similarity", "divergence", "correlation"} for text in self.read)
-
 
 def cells(
     declaration: Declaration,

@@ -9,6 +9,8 @@
 | `validation 1 ra_at`, `validation 1 sa_st` | of that score RA of AT users or SA of ST users, after all rounds |
 | `T`, `T total` | 10¹² MACs of an epoch, or of all rounds, in the paper's count |
 | `similarity a b`, `divergence a b`, `correlation` | of two domains, see fedrbn.reproduce.divergence |
+| `neighbours same`, `neighbours chance` | users most similar to one of their own domain, in %; see the same |
+| `shift trained 1 mean` … | how far the attack moves the input of the first batch norm, see fedrbn.reproduce.bn_shift |
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 
 from fedrbn.config import Experiment
 from fedrbn.records import evaluations, rounds
-from fedrbn.reproduce import divergence
+from fedrbn.reproduce import measures
 from fedrbn.storage import RunDirectory
 
 TERA = 1e12
@@ -40,8 +42,8 @@ def value(path: Path, text: str, attacks: Sequence[str] = ()) -> float | None:
         count = "macs_per_epoch" if text == "T" else "macs_total"
         return float(record["cost"][count]["paper"]) / TERA
     first = text.split(" ", maxsplit=1)[0]
-    if first in ("similarity", "divergence", "correlation"):
-        return (divergence.stored(path) or {}).get(text)
+    if first in measures.MEASURES:
+        return measures.value(path, text)
     if first == "validation":
         _, share, *part = text.split(" ")
         return _percent(_validation(path, float(share), *part))

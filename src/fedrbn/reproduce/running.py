@@ -14,7 +14,8 @@ from torch import set_num_threads
 from fedrbn import sweep
 from fedrbn.config import Experiment
 from fedrbn.examination import Examination
-from fedrbn.reproduce import divergence, reading
+from fedrbn.reproduce import measures, reading
+from fedrbn.reproduce.measures import Measure
 from fedrbn.reproduce.plan import Cell
 from fedrbn.runs import evaluate
 
@@ -25,7 +26,7 @@ class Task:
 
     experiment: Experiment
     attacks: tuple[str, ...] = ()
-    divergence: bool = False
+    measures: tuple[Measure, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,8 @@ def tasks(cells: Iterable[Cell]) -> list[Task]:
         for experiment in cell.runs:
             task = found.setdefault(experiment.key(), Task(experiment))
             attacks = tuple(dict.fromkeys((*task.attacks, *cell.attacks)))
-            found[experiment.key()] = replace(
-                task, attacks=attacks, divergence=task.divergence or cell.needs_divergence
-            )
+            measured = tuple(dict.fromkeys((*task.measures, *measures.needed(cell.read))))
+            found[experiment.key()] = replace(task, attacks=attacks, measures=measured)
     return list(found.values())
 
 
@@ -82,5 +82,4 @@ def finish(task: Task, store: Path, subset: int) -> None:
     directory = reading.directory(task.experiment, store)
     if task.attacks and reading.under_attacks(directory, task.attacks) is None:
         evaluate(directory, Examination(attacks=task.attacks, adaptive=False, subset=subset), workers=1)
-    if task.divergence and divergence.stored(directory) is None:
-        divergence.measure(directory)
+    measures.complete(directory, task.measures)

@@ -19,7 +19,7 @@ from fedrbn.reproduce.plan import STAND_INS, Cell
 from fedrbn.reproduce.scales import Scale
 from fedrbn.storage import write_atomically
 
-NOT_PERCENT = ("T", "similarity", "divergence")
+NOT_PERCENT = ("T", "similarity", "divergence", "mean shift", "lowest domain", "highest domain", "variance shift")
 """Metrics that are no accuracies: they are shown with three digits that count."""
 
 SMALLEST = 0.001

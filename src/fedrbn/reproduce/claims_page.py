@@ -1,0 +1,154 @@
+"""The generated part of docs/claims.md: the rule, a table of verdicts, and below it what each verdict follows from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedrbn.reproduce import claims
+from fedrbn.reproduce.claims import Claim, CostCheck, Decided, Finding, Gap, Outcome, Place, Verdict
+from fedrbn.reproduce.plan import Threat
+from fedrbn.reproduce.table import NOT_PERCENT
+
+MARKS = {Outcome.HOLDS: "✓", Outcome.UNCLEAR: "≈", Outcome.OPPOSITE: "✗"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim, its verdict, what stands in the three columns of numbers, and the lines of its section."""
+
+    claim: Claim
+    verdict: Verdict
+    shown: tuple[str, str, str]
+    section: list[str]
+
+
+def markdown(declared: Sequence[Claim], results: Path) -> str:
+    """Claims against the tables in the folder of results."""
+    among = claims.tables(results)
+    rows = [of_cost(claim, claim.cost) if claim.cost else of_tables(claim, among) for claim in declared]
+    lines = [rule(), "", "| | claim | paper | ours, `pixel` | ours, `authors-release` | verdict |", "|---" * 6 + "|"]
+    for number, row in enumerate(rows, start=1):
+        lines.append(f"| {number} | {row.claim.text} | {' | '.join(row.shown)} | **{row.verdict.value}** |")
+    for number, row in enumerate(rows, start=1):
+        lines += ["", f"### {number}. {row.claim.text}", "", *row.section]
+    return "\n".join(lines)
+
+
+def rule() -> str:
+    """How a verdict comes about, with the numbers that the code uses."""
+    scales = " or ".join(f"`{scale}`" for scale in claims.COUNTING)
+    return (
+        "A claim is a list of comparisons, and it holds if all of them do. With one seed a difference below "
+        f"{claims.ONE_SEED:g} points is too close to call. With several seeds it must be larger than "
+        f"{claims.STANDARD_ERRORS:g} standard errors of its mean and than {claims.ONE_SEED / 2:g} point. Where the "
+        f"table has McNemar's test of the two cells, p must be below {claims.P:g} as well. Where numbers are no "
+        "accuracies, the claim has a threshold of its own. One comparison that goes the other way contradicts the "
+        "claim; one that is too close leaves it not confirmed. The verdict is that of `pixel`; a claim that holds only "
+        f"under `authors-release` says so. Only tables at scale {scales} as defined today count.\n\n"
+        "The column “paper” makes the same comparisons with the printed numbers, where any difference counts. Of "
+        "several differences the smallest is shown; ✓ as claimed, ≈ too close, ✗ the opposite."
+    )
+
+
+def of_tables(claim: Claim, among: claims.Tables) -> Row:
+    """A claim that tables of `fedrbn reproduce` decide."""
+    printed, possible = claims.as_printed(claim), claims.threats(claim)
+    pixel, released = (claims.find(claim, threat, among) for threat in ("pixel", "authors-release"))
+    found: dict[Threat, Finding | None] = {"pixel": pixel, "authors-release": released}
+    outcomes = {threat: one.outcome if one else Outcome.MISSING for threat, one in found.items()}
+    missing = [threat for threat in possible if outcomes[threat] is Outcome.MISSING]
+    return Row(
+        claim,
+        claims.verdict(outcomes["pixel"], outcomes["authors-release"]),
+        (_short(claim.gaps, printed), _short(claim.gaps, pixel), _short(claim.gaps, released)),
+        [
+            f"{claim.place}; `{claim.experiment}`.",
+            *_comparisons(claim.gaps, [printed, *found.values()]),
+            *_to_run(claims.commands(claim, missing)),
+        ],
+    )
+
+
+def of_cost(claim: Claim, check: CostCheck) -> Row:
+    """A claim that `fedrbn cost` decides, whatever the threat model."""
+    found = claims.ratio(check)
+    holds = check.at_least <= found <= check.at_most
+    bounds = [f"at least {check.at_least:g}"] * (check.at_least > 0) + [f"at most {check.at_most:g}"]
+    return Row(
+        claim,
+        Verdict.HOLDS if holds else Verdict.CONTRADICTED,
+        (f"× {check.paper:.2f}", f"× {found:.2f}", "the same"),
+        [
+            f"{claim.place}; `fedrbn cost --scale paper`.",
+            "",
+            f"MACs of one {check.count} in the paper's count: {found:.3f} times as many, where {' and '.join(bounds)} "
+            f"counts as a yes. The paper: {check.paper:g}.",
+        ],
+    )
+
+
+def _short(gaps: Sequence[Gap], finding: Finding | None) -> str:
+    """The smallest difference that matters, and what it is the smallest of."""
+    if finding is None:
+        return ""
+    there = [(gap, one) for gap, one in zip(gaps, finding.gaps, strict=True) if one is not None]
+    deciding = [(gap, one) for gap, one in there if gap.decides or one.outcome is Outcome.OPPOSITE]
+    gap, least = min(deciding or there, key=lambda pair: (pair[1].mean - pair[0].by) / pair[0].one_seed)
+    said = [_difference(gap, least), *([f"{len(there)} of {len(gaps)} known"] if len(there) < len(gaps) else [])]
+    if finding.scale == "paper":
+        return ", ".join([*said, *(["the opposite"] if finding.outcome is Outcome.OPPOSITE else [])])
+    seeds = len(least.seeds)
+    return f"{', '.join(said)} {MARKS.get(finding.outcome, '')} ({finding.scale}, {seeds} seed{'s' * (seeds > 1)})"
+
+
+def _difference(gap: Gap, found: Decided) -> str:
+    return _number(found.less if gap.more is None else found.mean, gap.less.metric, "+")
+
+
+def _number(value: float, metric: str, sign: str = "") -> str:
+    digits = f"{value:{sign}.3g}" if metric in NOT_PERCENT else f"{value:{sign}.1f}"
+    return digits.replace("-", "−")
+
+
+def _comparisons(gaps: Sequence[Gap], findings: Sequence[Finding | None]) -> list[str]:
+    """Every comparison of which a number is known; how many are left."""
+    columns = [finding.gaps if finding else (None,) * len(gaps) for finding in findings]
+    known = [(gap, found) for gap, found in zip(gaps, zip(*columns, strict=True), strict=True) if any(found)]
+    if not known:
+        return []
+    lines = ["", "| | where | paper | `pixel` | `authors-release` |", "|---|---|---:|---:|---:|"]
+    for gap, (printed, *ours) in known:
+        cells = [_both(gap, printed), *(f"{_both(gap, one)} {MARKS[one.outcome]}" if one else "" for one in ours)]
+        lines.append(f"| {' | '.join([*_named(gap), *cells])} |")
+    left = len(gaps) - len(known)
+    return [*lines, *(["", f"Of {left} more no number is known."] if left else [])]
+
+
+def _both(gap: Gap, found: Decided | None) -> str:
+    if found is None:
+        return ""
+    metric = gap.less.metric
+    if gap.more is None:
+        return _number(found.less, metric, "+")
+    return f"{_number(found.more, metric)} − {_number(found.less, metric)} = {_number(found.mean, metric, '+')}"
+
+
+def _named(gap: Gap) -> tuple[str, str]:
+    """What is compared, and the labels that both sides have in common."""
+    less, more = gap.less, gap.more
+    if more is None:
+        return less.row, ", ".join(label for label in less[1:] if label != less.row and label)
+    differ = [field for field in Place._fields if getattr(more, field) != getattr(less, field)]
+    same = [getattr(less, field) for field in Place._fields if field not in differ]
+    over = " over ".join(" ".join(getattr(place, field) for field in differ) for place in (more, less))
+    step = "" if gap.decides else " (step)"
+    asked = f", by more than {_number(gap.by, less.metric, '+')}" if gap.by else ""
+    return f"{over}{asked}{step}", ", ".join(label for label in same if label)
+
+
+def _to_run(commands: Sequence[str]) -> list[str]:
+    if not commands:
+        return []
+    return ["", "Not measured yet:", "", "```", *commands, "```"]

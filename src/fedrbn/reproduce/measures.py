@@ -1,0 +1,56 @@
+"""What is measured on a trained run beside its accuracies: kept in its directory, one file for each measure.
+
+A table reads a number by its text (`similarity mnist svhn`, `shift trained 1 mean`), whose first word says which
+measure it is of.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedrbn.reproduce import bn_shift, divergence
+from fedrbn.storage import write_atomically
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A file in the run directory, and what fills it."""
+
+    file: str
+    of_run: Callable[[Path], dict[str, float]]
+
+
+_DIVERGENCE = Measure("divergence.json", divergence.measure)
+MEASURES: Mapping[str, Measure] = {
+    "similarity": _DIVERGENCE,
+    "divergence": _DIVERGENCE,
+    "correlation": _DIVERGENCE,
+    "shift": Measure("shift.json", bn_shift.measure),
+    "neighbours": Measure("neighbours.json", divergence.neighbours),
+}
+"""Measures by the first word of the texts that read them."""
+
+
+def needed(texts: Iterable[str]) -> tuple[Measure, ...]:
+    """The measures that these texts read."""
+    words = (text.split(" ", maxsplit=1)[0] for text in texts)
+    return tuple(dict.fromkeys(MEASURES[word] for word in words if word in MEASURES))
+
+
+def complete(path: Path, wanted: Iterable[Measure]) -> None:
+    """Measure on a trained run what is not in its directory yet."""
+    for measure in wanted:
+        if not (path / measure.file).is_file():
+            write_atomically(path / measure.file, json.dumps(measure.of_run(path), indent=1).encode())
+
+
+def value(path: Path, text: str) -> float | None:
+    """The number that a text names; None if it has not been measured."""
+    (measure,) = needed([text])
+    if not (path / measure.file).is_file():
+        return None
+    found: float | None = json.loads((path / measure.file).read_text(encoding="utf-8")).get(text)
+    return found
