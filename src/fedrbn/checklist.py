@@ -34,10 +34,10 @@ SIGNIFICANCE = 0.001
 it is then binomial, and the line fails above this distribution's 99.9 % point: with few images more are put down to
 chance, with many the line comes close to the allowance itself."""
 
-MISSED = 0.03
-"""Allowance: the share of images that withstand an honest attack and not another one. No attack finds everything, and
-honest PGD with 7 steps misses 0 to 3 % of what the reference finds. With 256 images the line fails above 17 (6.6 %);
-an attack that misses 10 % is found in 96 of 100 evaluations, one that misses 15 % in more than 999 of 1,000."""
+MISSED = 0.05
+"""Allowance: the share of images that withstand an honest attack and not another one. No attack finds everything:
+honest PGD with 7 steps misses up to 5 % of what the reference finds. With 256 images a line fails above 25 (9.8 %); an
+attack that misses 15 % is found in 99 of 100 evaluations."""
 
 IRREGULAR = 0.05
 """Allowance: the share of images at which an honest network has no gradient, one that predicts badly (next to a kink
@@ -93,7 +93,7 @@ UNBOUNDED = Untargeted(PGD(eps=1.0, steps=20, step_size=0.1, random_start=False)
 
 
 def shares(available: Mapping[str, int], total: int = IMAGES) -> dict[str, int]:
-    """How many images of each client to look at: `total` as evenly as can be, at least one of each, or all there are."""
+    """How many images of each client to look at: `total` as evenly as can be, or all there are; of each at least one."""
     chosen: dict[str, int] = {}
     for client, count in sorted(available.items(), key=lambda item: item[1]):
         even = -(-(total - sum(chosen.values())) // (len(available) - len(chosen)))
@@ -234,13 +234,14 @@ def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, 
         return _at_most(excess, len(first), MISSED, text, shown, why)
 
     at = _text(_judged_at(attack, eps) or 0)
+    worst = f"{label} adaptive" if evidence.has(f"{label} adaptive") else label
+    weak = "the attack is too weak"
     (inside,) = evidence(f"check bounds of {label}")
     images = len(evidence(label, f"check noise {at}")[0])
     checks = [
         _enough(images, needed),
-        not_above(
-            label, f"check reference {at} adaptive", "a reference attack is not much stronger", "the attack is too weak"
-        ),
+        not_above(label, f"check reference {at}", "a reference attack is not much stronger", weak),
+        not_above(worst, f"check reference {at} adaptive", "nor is it through every branch", weak),
         not_above(label, f"check search {at}", "black-box search is not much stronger", "the gradient is masked"),
         not_above(label, f"check noise {at}", "random noise is not stronger", "the attack does not find anything"),
         _at_most(

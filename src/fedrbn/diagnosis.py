@@ -20,7 +20,7 @@ from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Tensors
 
 INVISIBLE = 1e-5
-"""A change of every pixel by this much is 3,000 times smaller than ε = 8/255 and 400 times smaller than a grey level."""
+"""A change of every pixel by this much is 3,000 times smaller than ε = 8/255, and 400 times than a grey level."""
 
 ABRUPT = 0.05
 """Logits that move by this part of their range under an invisible change are not a smooth function of the image. An

@@ -161,7 +161,8 @@ def ask_all(
 ) -> tuple[list[Answers], dict[str, str]]:
     """Every client's answers to its questions, in the order of the clients; and why others did not answer.
 
-    A client without a question is not asked. No answer is an error, unless somebody did answer and it is only for validation or the course is forgiving.
+    A client without a question is not asked. No answer is an error, unless somebody did answer and it is only for
+    validation or the course is forgiving.
     """
     forgiving = course.forgiving or part == "validation"
     asked = {member.id: questions(member) for member in course.plan.members}
