@@ -93,7 +93,7 @@ UNBOUNDED = Untargeted(PGD(eps=1.0, steps=20, step_size=0.1, random_start=False)
 
 
 def shares(available: Mapping[str, int], total: int = IMAGES) -> dict[str, int]:
-    """How many images of each client to look at: `total` as evenly as can be, or all there are; of each at least one."""
+    """How many images of each client to look at: `total` as evenly as can be, or all there are; at least one each."""
     chosen: dict[str, int] = {}
     for client, count in sorted(available.items(), key=lambda item: item[1]):
         even = -(-(total - sum(chosen.values())) // (len(available) - len(chosen)))
