@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -25,8 +25,14 @@ EPS = 0.1
 SIDE = 8
 CLASSES = 10
 HONEST = Untargeted(PGD(eps=EPS, steps=7, step_size=EPS / 4))
-QUERIES = 200
-"""Fewer than evaluations use: these networks have 8 × 8 pixels."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_search() -> Iterator[None]:
+    """Fewer queries than evaluations use: these images have 8 × 8 pixels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checklist, "QUERIES", 100)
+        yield
 
 
 def random() -> Generator:
@@ -70,7 +76,7 @@ def standard(digits: tuple[Samples, Samples]) -> DualNet:
 def measured(net: DualNet, test: Samples, deployment: Branch, attacks: checklist.Attacks) -> Tensors:
     """The answers to the check-list's own questions."""
     found: Tensors = {}
-    for question in checklist.questions(deployment, attacks, EPS, IMAGES, QUERIES):
+    for question in checklist.questions(deployment, attacks, EPS, IMAGES):
         found |= question(net, test, random())
     return found
 

@@ -109,9 +109,7 @@ def radius(attack: LogitsAttack, eps: float) -> float | None:
     return eps if known is None else known
 
 
-def questions(
-    deployment: Deployment, attacks: Attacks, eps: float, images: int, queries: int = QUERIES
-) -> tuple[Question, ...]:
+def questions(deployment: Deployment, attacks: Attacks, eps: float, images: int) -> tuple[Question, ...]:
     """What the check-list asks a client besides what is printed; `eps` is that of the run's threat model."""
 
     def accuracy(label: str, attack: LogitsAttack, adaptive: bool = False) -> Accuracy:
@@ -124,7 +122,7 @@ def questions(
             accuracy(f"noise {_text(ball)}", RandomSigns(ball)),
         ]
         if importlib.util.find_spec("pyautoattack") is not None:
-            asked.append(accuracy(f"search {_text(ball)}", square(eps=ball, queries=queries)))
+            asked.append(accuracy(f"search {_text(ball)}", square(eps=ball, queries=QUERIES)))
     for label, attack in attacks.items():
         if isinstance(attack, Untargeted) and isinstance(attack.attack, PGD):
             pgd = attack.attack
