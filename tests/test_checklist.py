@@ -332,6 +332,11 @@ def test_too_few_images_and_a_missing_package_are_not_measured() -> None:
     assert "pip install" in search.detail
 
 
+def test_without_images_nothing_is_measured() -> None:
+    (check,) = judge(Evidence([], {}), {"ra": ("a", HONEST)}, EPS, CLASSES, 0)
+    assert (check.passed, check.detail) == (None, "no client has a test image")
+
+
 def test_no_adversary_at_all_fails() -> None:
     nothing = Untargeted(PGD(eps=0, steps=1, step_size=0))
     answers = {f"{name}@noised": torch.arange(200) < count for name, count in MEASURED.items()}

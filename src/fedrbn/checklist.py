@@ -168,6 +168,8 @@ def judge(
     `eps` is that of the run's threat model, `needed` how many images a comparison must rest on: `IMAGES`, or all there
     are.
     """
+    if not evidence.answers:
+        return [Check("there are images to look at", None, "no client has a test image")]
     checks = _network(evidence, classes)
     for column, (label, attack) in attacks.items():
         lines = _not_judged(attack, eps) or _compared(evidence, label, attack, eps, needed)
@@ -185,7 +187,7 @@ def _network(evidence: Evidence, classes: int) -> list[Check]:
 
     def regular(name: str, text: str, why: str, share: float = IRREGULAR) -> Check:
         (good,) = evidence(f"check {name}")
-        return _at_most(int((~good).sum()), len(good), share, text, "not at {}", why)
+        return _at_most(int((~good).sum()), len(good), share, text, why)
 
     (right,) = evidence("check unbounded")
     return [
@@ -198,8 +200,8 @@ def _network(evidence: Evidence, classes: int) -> list[Check]:
             len(right),
             1 / classes,
             "without a bound (ε = 1) an attack reaches chance",
-            "right at {}",
             "the gradient is masked",
+            f"{right.double().mean().item():.1%} still right",
         ),
     ]
 
@@ -229,7 +231,7 @@ def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, 
             f"{right.double().mean().item():.1%} ({name.removeprefix('check ')})"
             for name, right in ((low, first), (high, second))
         )
-        return _at_most(excess, len(first), MISSED, text, shown, why)
+        return _at_most(excess, len(first), MISSED, text, why, shown)
 
     at = _text(_judged_at(attack, eps) or 0)
     worst = f"{label} adaptive" if evidence.has(f"{label} adaptive") else label
@@ -247,7 +249,6 @@ def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, 
             len(inside),
             0,
             "adversarial images stay in [0, 1] and in the ball",
-            "not at {}",
             "another threat model than the one printed",
         ),
     ]
@@ -268,10 +269,11 @@ def _enough(images: int, needed: int) -> Check:
     return Check(text, True, f"{images} images" + ", all there are" * (images < IMAGES), f"at least {needed}", why)
 
 
-def _at_most(count: int, images: int, share: float, text: str, shown: str, why: str) -> Check:
+def _at_most(count: int, images: int, share: float, text: str, why: str, shown: str = "") -> Check:
     """A line that fails if more images than chance explains are against it."""
     limit = most(images, share)
-    return Check(text, count <= limit, shown.format(f"{count / images:.1%}"), f"at most {limit / images:.1%}", why)
+    measured = shown or f"not at {count / images:.1%} of images"
+    return Check(text, count <= limit, measured, f"at most {limit / images:.1%}", why)
 
 
 def _judged_at(attack: LogitsAttack, eps: float) -> float | None:

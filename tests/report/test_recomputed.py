@@ -110,7 +110,7 @@ def test_the_checklist_is_that_of_fedrbn_evaluate_and_says_that_it_saw_few_image
     assert len(verdicts) == 13
     within = verdicts["adversarial images stay in [0, 1] and in the ball"]
     assert within.passed
-    assert (within.column, within.detail, within.allowed) == ("ra", "not at 0.0%", "at most 0.0%")
+    assert (within.column, within.detail, within.allowed) == ("ra", "not at 0.0% of images", "at most 0.0%")
 
 
 @pytest.mark.slow
