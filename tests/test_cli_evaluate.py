@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Generator, Tensor
 from typer.testing import CliRunner
 
+from fedrbn import checklist, runs
+from fedrbn.attacks import Logits
 from fedrbn.cli import app
-from fedrbn.cli.evaluating import attack_texts, meets, parse_condition
+from fedrbn.cli.evaluating import attack_texts, failures, meets, objections, parse_condition, warnings
+from fedrbn.config import Experiment
 from fedrbn.storage import RunDirectory
 
 RUN = CliRunner()
@@ -101,7 +107,8 @@ def test_a_run_compared_with_itself_does_not_differ(run: Path, trained: Path) ->
     assert all(c["p"] == 1 and c["only_ours"] == c["only_theirs"] == 0 for c in compared)
 
 
-def test_the_check_list_is_shown_and_fails_loudly(run: Path) -> None:
+def test_the_check_list_is_shown_and_fails_loudly(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checklist, "QUERIES", 10)  # the search is not what this is about
     # The authors' box leaves the ball, which the check-list must say.
     config = run / "config.toml"
     config.write_text(config.read_text().replace('threat = "pixel"', 'threat = "authors-release"'))
@@ -122,3 +129,98 @@ def test_different_attacks_are_not_compared(run: Path, trained: Path, tmp_path: 
     config.write_text(config.read_text().replace("eps = 0.03137254901960784", "eps = 0.01"))
     with pytest.raises(ValueError, match="'pgd-2' with other settings"):
         evaluate(str(run), "--no-checks", "--against", str(trained))
+
+
+def unchanged(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
+    """An attack of one's own that changes nothing."""
+    return x
+
+
+def line(passed: bool | None, column: str = "", detail: str = "measured so") -> dict[str, Any]:
+    return {"name": "a line", "passed": passed, "detail": detail, "allowed": "", "why": "weak", "column": column}
+
+
+def record_with(*checks: dict[str, Any]) -> dict[str, Any]:
+    mean = dict.fromkeys(("sa", "ra", "ra adaptive", "ra[aa]", "ra@clean", "ra@noised"), 0.5)
+    users = {"a": {"predicts": "noised"}, "b": {"predicts": "noised"}}
+    return {"mean": mean, "worst_domain": mean, "users": users, "checks": [line(True), line(True, "ra"), *checks]}
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("sa>=0.5", set()),
+        ("ra>=0.5", {"", "ra"}),
+        ("ra adaptive>=0.5", {"", "ra"}),
+        ("worst_domain_ra>=0.5", {"", "ra"}),
+        ("ra@noised>=0.5", {"", "ra"}),
+        ("ra@clean>=0.5", {"", "ra@clean"}),
+        ("ra[aa]>=0.5", {"", "ra[aa]"}),
+    ],
+)
+def test_a_required_number_must_have_been_checked(text: str, columns: set[str]) -> None:
+    condition = parse_condition(text)
+    for column in ("", "ra", "ra@clean", "ra[aa]"):
+        judged = line(True, "ra@clean"), line(True, "ra[aa]")
+        found = objections(record_with(*judged, line(None, column, "too few images")), condition)
+        assert bool(found) == (column in columns)
+        assert all("not measured" in why and "too few images" in why for why in found)
+
+
+def test_a_number_that_nothing_judges_is_not_enough() -> None:
+    assert objections(record_with(), parse_condition("ra[aa]>=0.5")) == [
+        "requirement not met: ra[aa]>=0.5, because nothing judges ra[aa]"
+    ]
+    assert objections(record_with(line(True, "ra[aa]")), parse_condition("ra[aa]>=0.5")) == []
+
+
+def test_what_failed_and_what_was_not_measured_is_said() -> None:
+    record = record_with(line(False, "ra[aa]"), line(None, "ra@clean"))
+    assert [text.split(".")[0] for text in failures(record)] == ["check failed: ra[aa]: a line (measured so)"]
+    assert warnings(record) == ["NOT MEASURED: ra@clean: a line (measured so)"]
+
+
+def test_without_checks_the_number_decides_and_is_called_unchecked(run: Path) -> None:
+    result = RUN.invoke(app, ["evaluate", str(run), "--no-checks", "--require", "ra>=0", "-q", "--workers", "1"])
+    assert result.exit_code == 0
+    assert "UNCHECKED" in result.stderr
+
+
+def test_a_corruption_does_not_satisfy_a_required_robust_accuracy(run: Path) -> None:
+    result = RUN.invoke(
+        app, ["evaluate", str(run), "--attacks", "gaussian-blur", "--require", "ra>=0", "-q", "--workers", "1"]
+    )
+    assert result.exit_code == 1
+    assert "requirement not met: ra>=0, because this is not measured" in result.stderr
+    assert "a corruption is no adversary" in result.stderr
+    assert "NOT MEASURED" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def robust(tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Experiment]) -> Path:
+    """A run that is robust enough for a weak attack to flatter it: five users, all AT."""
+    path = tmp_path_factory.mktemp("runs") / "robust"
+    federation = {"users_per_domain": 1, "at": 1.0, "fraction": 0.5, "test_samples": 60}
+    train = {"rounds": 8, "validate_every": 8, "lr": 0.1}
+    runs.run(tiny(federation=federation, train=train, method={"name": "fatbn"}, attack={"step_size": 6 / 255}), path)
+    return path
+
+
+@pytest.mark.slow
+def test_weak_attacks_do_not_end_green(robust: Path) -> None:
+    weak = ("pgd:steps=1,eps=8/255,step=0.0001", "pgd:eps=0", "test_cli_evaluate:unchanged")
+    code, output = evaluate(str(robust), "--attacks", ",".join(("pgd-7", *weak)), "--require", "ra>=0", "--json")
+    record = json.loads(output)
+    assert code == 1
+    verdicts = {(check["column"], check["name"]): check["passed"] for check in record["checks"]}
+    reference = "a reference attack is not much stronger"
+    assert verdicts["ra", reference], "pgd-7 is honest"
+    assert [verdicts[f"ra[{attack}]", reference] for attack in weak] == [False, False, False]
+    assert failures({"checks": [check for check in record["checks"] if check["column"] in ("", "ra")]}) == []
+
+
+@pytest.mark.slow
+def test_an_honest_evaluation_ends_green(robust: Path) -> None:
+    assert evaluate(str(robust), "--require", "ra>=0.05")[0] == 0
+    # Five users with ten images each are too few to tell a weak attack from a robust network.
+    assert evaluate(str(robust), "--samples", "10", "--require", "ra>=0")[0] == 1

@@ -94,7 +94,9 @@ class Accuracy:
     """Which samples are right: clean, under an attack on the deployment, and under its adaptive versions.
 
     The answers are named `clean@D`, `A@D` and `A@D adaptive` for attack A and deployment D; with a `limit`, which is
-    for attacks too expensive for all samples, only the first so many are used and the first is `clean for A@D`.
+    for attacks too expensive for all samples, only the first so many are used and the first is `clean for A@D`. With a
+    `radius`, the answer `check bounds of A@D` says which samples' adversarial images all lie in the box [0, 1] and in
+    the L∞ ball of that radius.
     """
 
     deployment: Deployment
@@ -102,6 +104,7 @@ class Accuracy:
     attack: LogitsAttack | None = field(default=None, repr=False)
     adaptive: bool = False
     limit: int | None = None
+    radius: float | None = field(default=None, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -110,26 +113,34 @@ class Accuracy:
         clean = f"clean@{where}" if self.limit is None else f"clean for {self.label}@{where}"
         if self.attack is None:
             return (clean,)
-        adaptive = self.adaptive and not isinstance(self.attack, Oblivious)
         attacked = f"{self.label}@{where}"
-        return (clean, attacked, f"{attacked} adaptive") if adaptive else (clean, attacked)
+        found = [clean, attacked]
+        if self.adaptive and not isinstance(self.attack, Oblivious):
+            found.append(f"{attacked} adaptive")
+        if self.radius is not None:
+            found.append(f"check bounds of {attacked}")
+        return tuple(found)
 
     def __call__(self, net: DualNet, samples: Samples, generator: Generator) -> dict[str, Tensor]:
         """See `Question`."""
         device = next(net.parameters()).device
         x, y = (part.to(device) for part in samples.pixels(slice(0, self.limit)))
         right = self._right(net, x, y)
-        found = [right.cpu()]
+        found, inside = [right.cpu()], torch.ones_like(right)
         if isinstance(self.attack, Oblivious):  # not an adversary: simply other images
             changed = self._attacked(net, x, y, (self.deployment,), generator)
             found.append(self._right(net, changed, y).cpu())
+            inside = self._inside(x, changed)
         elif self.attack is not None:
-            right = self._withstood(net, x, y, right, (self.deployment,), generator)
+            right, inside = self._withstood(net, x, y, right, (self.deployment,), generator)
             found.append(right.cpu())
             if self.adaptive:
                 for views in other_views(net, self.deployment):
-                    right = self._withstood(net, x, y, right, views, generator)
+                    right, also_inside = self._withstood(net, x, y, right, views, generator)
+                    inside &= also_inside
                 found.append(right.cpu().clone())  # not the same tensor if nothing was tried
+        if self.attack is not None and self.radius is not None:
+            found.append(inside.cpu())
         return dict(zip(self.names, found, strict=True))
 
     def _right(self, net: DualNet, x: Tensor, y: Tensor) -> Tensor:
@@ -140,13 +151,24 @@ class Accuracy:
 
     def _withstood(
         self, net: DualNet, x: Tensor, y: Tensor, standing: Tensor, views: tuple[Deployment, ...], generator: Generator
-    ) -> Tensor:
-        """`standing` without the samples that an attack through these views brings down; only those are attacked."""
+    ) -> tuple[Tensor, Tensor]:
+        """`standing` without the samples that an attack through these views brings down; only those are attacked.
+
+        And which samples were attacked within bounds, or not at all.
+        """
         index = standing.nonzero()[:, 0]
         noised = self._attacked(net, x[index], y[index], views, generator)
-        still = standing.clone()
+        still, inside = standing.clone(), torch.ones_like(standing)
         still[index] = self._right(net, noised, y[index])
-        return still
+        inside[index] = self._inside(x[index], noised)
+        return still, inside
+
+    def _inside(self, x: Tensor, adversarial: Tensor) -> Tensor:
+        """Which adversarial images lie in [0, 1] and in the ball; NaN lies nowhere."""
+        if self.radius is None:
+            return torch.ones(len(x), dtype=torch.bool, device=x.device)
+        near = (adversarial - x).abs() <= self.radius + 1e-6
+        return (near & (adversarial >= 0) & (adversarial <= 1)).flatten(1).all(1)
 
     def _attacked(
         self, net: DualNet, x: Tensor, y: Tensor, views: tuple[Deployment, ...], generator: Generator

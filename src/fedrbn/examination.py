@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fedrbn.attacks import PGD, AutoAttack, LocalSearch, LogitsAttack, Untargeted, attack_named, epsilon
+from fedrbn import checklist
+from fedrbn.attacks import AutoAttack, LocalSearch, LogitsAttack, Untargeted, attack_named, epsilon
+from fedrbn.checklist import Check, Evidence
 from fedrbn.config import Experiment
 from fedrbn.course import Course
-from fedrbn.diagnosis import Diagnosis, as_records, judge
 from fedrbn.evaluation import Accuracy, Deployment, Question, deployment_name
 from fedrbn.federated import accounting, malice
 from fedrbn.federated.intake import FederationError, in_order
@@ -55,6 +56,7 @@ def examine(
         return _questions(course, examination, attacks, deployments[member.id])
 
     answers, unanswered = ask_all(course, state, "test", questions, execute, examination.samples)
+    checks = _checks(course, state, execute, examination, attacks, deployments, answers) if examination.checks else None
     main = next(iter(attacks))
     deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
     plain = [Answers(a.client, a.round, _without_checks(a.correct)) for a in answers]
@@ -71,8 +73,8 @@ def examine(
     }
     if unanswered:
         record["unanswered"] = unanswered
-    if examination.checks and isinstance(course.attack, PGD):
-        record["checks"] = as_records(judge(answers, len(course.outline.classes)))
+    if checks is not None:
+        record["checks"] = checklist.as_records(checks)
     stored = {
         f"{answer.client}/{column}": right
         for answer in plain
@@ -88,14 +90,65 @@ def _questions(
     asked: list[Question] = [Accuracy(deployment)]
     for label, attack in attacks.items():
         limit = examination.subset if isinstance(attack, EXPENSIVE) else None
-        asked.append(Accuracy(deployment, label, attack, examination.adaptive, limit))
+        radius = checklist.radius(attack, threat_eps(course)) if examination.checks else None
+        asked.append(Accuracy(deployment, label, attack, examination.adaptive, limit, radius))
     label, attack = next(iter(attacks.items()))
     if not isinstance(attack, EXPENSIVE):
         others = [branch for branch in course.plan.method.branches if branch is not deployment]
         asked += [Accuracy(branch, label, attack) for branch in others]
-    if examination.checks and isinstance(course.attack, PGD):
-        asked.append(Diagnosis(deployment, course.attack))
     return tuple(asked)
+
+
+def _checks(
+    course: Course,
+    state: ServerState,
+    execute: Execute,
+    examination: Examination,
+    attacks: Mapping[str, LogitsAttack],
+    deployments: Mapping[str, Deployment],
+    printed: list[Answers],
+) -> list[Check]:
+    """The check-list of what is printed. Clients are asked once more, now that it is known how many images each has."""
+    eps = threat_eps(course)
+    deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
+    available = {answer.client: len(answer.correct[f"clean@{deployed[answer.client]}"]) for answer in printed}
+    share = checklist.shares(available)
+
+    def questions(member: Member) -> tuple[Question, ...]:
+        images = share.get(member.id, 0)
+        return checklist.questions(deployments[member.id], attacks, eps, images) if images else ()
+
+    measured, _ = ask_all(course, state, "test", questions, execute, examination.samples)
+    first = {answer.client: answer.correct for answer in printed}
+    answers = [replace(answer, correct=first[answer.client] | answer.correct) for answer in measured]
+    limited = examination.samples is not None and examination.samples in available.values()
+    needed = checklist.IMAGES if limited else min(checklist.IMAGES, sum(available.values()))
+    main = next(iter(attacks))
+    columns_of = {"ra" if label == main else f"ra[{label}]": (label, attack) for label, attack in attacks.items()}
+    checks = checklist.judge(Evidence(answers, deployed), columns_of, eps, len(course.outline.classes), needed)
+    return checks + _branches_not_judged(course, attacks[main], deployed)
+
+
+def _branches_not_judged(course: Course, main: LogitsAttack, deployed: Mapping[str, str]) -> list[Check]:
+    """A line for each robust accuracy that is printed of a branch which does not predict."""
+    if isinstance(main, EXPENSIVE):
+        return []
+    others = [branch.value for branch in course.plan.method.branches if {branch.value} != set(deployed.values())]
+    return [
+        Check(
+            "the branch that does not predict is judged",
+            None,
+            f"judge it with --predict {branch}",
+            column=f"ra@{branch}",
+        )
+        for branch in others
+    ]
+
+
+def threat_eps(course: Course) -> float:
+    """ε of the run's threat model; an attack of one's own is told it by the config."""
+    known = epsilon(course.adversary)
+    return course.experiment.attack.eps if known is None else known
 
 
 def ask_all(
@@ -108,10 +161,12 @@ def ask_all(
 ) -> tuple[list[Answers], dict[str, str]]:
     """Every client's answers to its questions, in the order of the clients; and why others did not answer.
 
-    That is an error, unless somebody did answer and it is only for validation or the course is forgiving.
+    A client without a question is not asked. No answer is an error, unless somebody did answer and it is only for
+    validation or the course is forgiving.
     """
     forgiving = course.forgiving or part == "validation"
-    jobs = [Evaluate(m.id, state.personal[m.id], part, questions(m), limit) for m in course.plan.members]
+    asked = {member.id: questions(member) for member in course.plan.members}
+    jobs = [Evaluate(client, state.personal[client], part, each, limit) for client, each in asked.items() if each]
     answers: list[Answers] = []
     missing: dict[str, str] = {}
     round_ = course.plan.round(state)

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from fedrbn.significance import Comparison
 
@@ -65,14 +66,18 @@ def attacks_table(record: Mapping[str, Any]) -> Table:
     return table
 
 
+VERDICTS = {True: "ok", False: "FAILED", None: "NOT MEASURED"}
+
+
 def checks_table(record: Mapping[str, Any]) -> Table:
-    """The check-list of warning signs."""
+    """The check-list of warning signs; records of earlier versions say neither what is judged nor what is allowed."""
     table = Table(title="Can these numbers be trusted?")
-    for column in ("check", "", "measured"):
+    for column in ("judges", "check", "", "measured", "allowed"):
         table.add_column(column)
     for check in record["checks"]:
-        verdict = {True: "ok", False: "FAILED", None: "not tried"}[check["passed"]]
-        table.add_row(check["name"], verdict, check["detail"])
+        judged = check.get("column") or "all"
+        row = (judged, check["name"], VERDICTS[check["passed"]], check["detail"], check.get("allowed", ""))
+        table.add_row(*(Text(cell) for cell in row))
     return table
 
 

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedrbn.assembly import build_network, resolved
-from fedrbn.attacks import PGD, Untargeted, attack_named, from_config
+from fedrbn.attacks import Untargeted, attack_named, from_config
 from fedrbn.config import AttackConfig
 from fedrbn.diagnosis import Diagnosis
 from fedrbn.evaluation import CONFIDENT, Accuracy, Question
@@ -144,7 +144,8 @@ QUESTIONS: list[Question] = [
     Accuracy(Branch.NOISED, "aa", attack_named("aa"), limit=10),
     Accuracy(Branch.NOISED, "lsa", attack_named("lsa-7")),
     Accuracy(Branch.NOISED, "blur", attack_named("gaussian-blur:severity=2")),
-    Diagnosis(Branch.NOISED, PGD(steps=3), through=Branch.CLEAN, samples=7),
+    Accuracy(Branch.NOISED, "pgd", attack_named("pgd-7"), radius=8 / 255),
+    Diagnosis(Branch.NOISED, samples=7),
 ]
 
 
@@ -388,7 +389,7 @@ def test_hostile_orders_are_refused(change: Callable[[dict[str, Any]], None], re
             "does not take",
         ),
         ({"ask": "accuracy", "deployment": "clean", "attack": {}}, "without kind and config"),
-        ({"ask": "diagnosis", "deployment": "clean", "samples": 1, "attack": {"kind": "local-search"}}, "than PGD"),
+        ({"ask": "diagnosis", "deployment": "elsewhere", "samples": 1}, "elsewhere"),
     ],
 )
 def test_hostile_questions_are_refused(question: dict[str, Any], reason: str) -> None:

@@ -5,7 +5,7 @@ from fedrbn.attacks.corruptions import Corruption, Oblivious
 from fedrbn.attacks.local_search import LocalSearch
 from fedrbn.attacks.named import attack_named, epsilon
 from fedrbn.attacks.pgd import PGD
-from fedrbn.attacks.protocols import Attack, Logits, LogitsAttack, Loss, Untargeted
+from fedrbn.attacks.protocols import Attack, Logits, LogitsAttack, Loss, Margin, Untargeted
 from fedrbn.attacks.threat import from_config
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Logits",
     "LogitsAttack",
     "Loss",
+    "Margin",
     "Oblivious",
     "Untargeted",
     "attack_named",

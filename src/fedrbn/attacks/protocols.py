@@ -51,6 +51,35 @@ class Untargeted:
         return self.attack(lambda pixels: F.cross_entropy(logits(pixels), y, reduction="none"), x, generator)
 
 
+@dataclass(frozen=True)
+class Margin:
+    """An attack on a loss as an attack on a classifier, by the DLR loss of Croce & Hein 2020 instead of cross-entropy.
+
+        (max over i ≠ y of z_i  −  z_y) / (largest z  −  third largest z)
+
+    Logits that are scaled or shifted give the same loss, so saturated ones still have a gradient.
+    """
+
+    attack: Attack
+
+    def __call__(self, logits: Logits, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """The adversarial pixels."""
+        return self.attack(lambda pixels: dlr(logits(pixels), y), x, generator)
+
+
+def dlr(logits: Tensor, y: Tensor) -> Tensor:
+    """The DLR loss of each sample; with two classes there is no third logit, and the plain margin stands for it."""
+    ranked = logits.sort(1, descending=True).values
+    scale = ranked[:, 0] - ranked[:, 2] if logits.shape[1] > 2 else torch.ones_like(ranked[:, 0])
+    return margin(logits, y) / scale.clamp_min(torch.finfo(logits.dtype).tiny)
+
+
+def margin(logits: Tensor, y: Tensor) -> Tensor:
+    """How far the likeliest wrong class lies above the true one, for each sample."""
+    true = logits.gather(1, y[:, None])[:, 0]
+    return logits.scatter(1, y[:, None], -torch.inf).amax(1) - true
+
+
 def check_pixels(x: Tensor) -> None:
     """Refuse what is not float pixels in [0, 1]: with normalised inputs ε would silently mean something else."""
     if not x.is_floating_point():

@@ -29,12 +29,21 @@ def evaluate(
     adaptive: Annotated[
         bool, typer.Option(help="Also attack each branch and their mean loss; report the worst per sample.")
     ] = True,
-    checks: Annotated[bool, typer.Option(help="Measure the warning signs of a flattering evaluation.")] = True,
+    checks: Annotated[
+        bool,
+        typer.Option(
+            help="Judge every printed RA by the check-list. --no-checks leaves all of them unchecked, and says so."
+        ),
+    ] = True,
     samples: Annotated[int | None, typer.Option(min=1, help="Test samples per client; default all.")] = None,
     subset: Annotated[int, typer.Option(min=1, help="Test samples per client for AutoAttack, square and LSA.")] = 10,
     against: Annotated[Path | None, typer.Option(help="Compare sample by sample with this other run.")] = None,
     require: Annotated[
-        list[str] | None, typer.Option(help="A condition such as 'ra>=0.40' or 'worst_domain_ra>=0.1'; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="A condition such as 'ra>=0.40' or 'worst_domain_ra>=0.1'; repeatable. A condition on an RA also "
+            "needs every check of that RA to be measured, unless you opt out with --no-checks."
+        ),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes; 1 evaluates in this process.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of tables.")] = False,
@@ -42,7 +51,7 @@ def evaluate(
 ) -> None:
     """Evaluate a finished run: SA and RA of every client, per domain and in the mean, under any attacks.
 
-    Exit code 1 if a check fails or a requirement is not met.
+    Exit code 1 if a check fails, a requirement is not met, or a required RA could not be checked.
     """
     from fedrbn import runs
     from fedrbn.evaluation import CONFIDENT, Deployment
@@ -59,13 +68,10 @@ def evaluate(
     if against is not None:
         record["against"] = compared(directory, against)
     show_record(record, against, as_json)
-    failed = [check["name"] for check in record.get("checks", []) if check["passed"] is False]
-    for name in failed:
-        say(f"check failed: {name}. Do not trust these robust accuracies before you know why.")
-    unmet = [text for text, holds in ((c[0], meets(record, c)) for c in conditions) if not holds]
-    for text in unmet:
-        say(f"requirement not met: {text}")
-    if failed or unmet:
+    complaints = [*failures(record), *(text for c in conditions for text in objections(record, c))]
+    for text in (*warnings(record), *complaints):
+        say(text)
+    if complaints:
         raise typer.Exit(1)
 
 
@@ -91,6 +97,9 @@ def attack_texts(text: str | None) -> tuple[str, ...]:
 
 Condition = tuple[str, str, Any, float]
 
+WORST = "worst_domain_"
+"""Before a column's name: its value in the domain where it is lowest."""
+
 
 def parse_condition(text: str) -> Condition:
     """`ra>=0.40` as (text, column, comparison, bound)."""
@@ -110,12 +119,63 @@ def parse_condition(text: str) -> Condition:
 def meets(record: dict[str, Any], condition: Condition) -> bool:
     """Whether a record satisfies a condition; a column that the record lacks is an error."""
     text, column, compare, bound = condition
-    prefix = "worst_domain_"
-    table = record["worst_domain"] if column.startswith(prefix) else record["mean"]
-    name = column.removeprefix(prefix)
+    table = record["worst_domain"] if column.startswith(WORST) else record["mean"]
+    name = column.removeprefix(WORST)
     if name not in table:
         raise ValueError(f"got requirement {text!r}; expected a column of this evaluation: {', '.join(table)}.")
     return bool(compare(table[name], bound))
+
+
+def warnings(record: dict[str, Any]) -> list[str]:
+    """What nobody has checked of a record's robust accuracies."""
+    if "checks" not in record:
+        return ["UNCHECKED: with --no-checks nobody knows whether these robust accuracies flatter."]
+    return [f"NOT MEASURED: {_line(check)}" for check in record["checks"] if check["passed"] is None]
+
+
+def failures(record: dict[str, Any]) -> list[str]:
+    """What the check-list found."""
+    return [
+        f"check failed: {_line(check)}. It would mean: {check['why']}. Do not trust these robust accuracies."
+        for check in record.get("checks", [])
+        if check["passed"] is False
+    ]
+
+
+def objections(record: dict[str, Any], condition: Condition) -> list[str]:
+    """Why a requirement is not met: by its number, or because the robust accuracy that it asks for is not checked.
+
+    Without a check-list, which is what --no-checks asks for, the number alone decides.
+    """
+    text, column, _, _ = condition
+    if not meets(record, condition):
+        return [f"requirement not met: {text}"]
+    judged = _judged_column(record, column)
+    if judged is None or "checks" not in record:
+        return []
+    about = [check for check in record["checks"] if check["column"] in ("", judged)]
+    if not any(check["column"] for check in about):
+        return [f"requirement not met: {text}, because nothing judges {judged}"]
+    return [
+        f"requirement not met: {text}, because this is not measured: {_line(check)}"
+        for check in about
+        if check["passed"] is None
+    ]
+
+
+def _judged_column(record: dict[str, Any], column: str) -> str | None:
+    """The column under which the check-list judges what a condition asks for; None for a clean accuracy."""
+    name = column.removeprefix(WORST).removesuffix(" adaptive")
+    if not name.startswith("ra"):
+        return None
+    attack, _, branch = name.partition("@")
+    everybody = {user["predicts"] for user in record["users"].values()} == {branch}
+    return attack if everybody else name
+
+
+def _line(check: dict[str, Any]) -> str:
+    judged = f"{check['column']}: " if check["column"] else ""
+    return f"{judged}{check['name']} ({check['detail']})"
 
 
 def compared(directory: Path, against: Path) -> list[dict[str, Any]]:

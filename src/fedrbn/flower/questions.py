@@ -45,6 +45,7 @@ class AccuracyData(Section):
     attack: AttackData | None = None
     adaptive: bool = False
     limit: int | None = Field(default=None, ge=0)
+    radius: float | None = Field(default=None, ge=0)
 
 
 class DiagnosisData(Section):
@@ -52,8 +53,6 @@ class DiagnosisData(Section):
 
     ask: Literal["diagnosis"] = "diagnosis"
     deployment: Label
-    attack: AttackData
-    through: Label | None = None
     samples: int = Field(ge=0)
 
 
@@ -63,7 +62,7 @@ QuestionData: TypeAlias = Annotated[AccuracyData | DiagnosisData, Field(discrimi
 def as_data(question: Question, config: AttackConfig) -> AccuracyData | DiagnosisData:
     """A question as data; `config` is the experiment's attack, for one that has no settings of a known kind."""
     match question:
-        case Accuracy(deployment, label, attack, adaptive, limit):
+        case Accuracy(deployment, label, attack, adaptive, limit, radius):
             return AccuracyData(
                 deployment=_name(deployment),
                 # without an attack its name is of no use, and an ST client need not know it
@@ -71,14 +70,10 @@ def as_data(question: Question, config: AttackConfig) -> AccuracyData | Diagnosi
                 attack=None if attack is None else _attack_data(attack, config),
                 adaptive=adaptive,
                 limit=limit,
+                radius=radius,
             )
-        case Diagnosis(deployment, pgd, through, samples):
-            return DiagnosisData(
-                deployment=_name(deployment),
-                attack=_attack_data(Untargeted(pgd), config),
-                through=None if through is None else _name(through),
-                samples=samples,
-            )
+        case Diagnosis(deployment, samples):
+            return DiagnosisData(deployment=_name(deployment), samples=samples)
         case _:
             raise MessageError(
                 f"got a question of type {type(question).__name__}; expected Accuracy or Diagnosis, which travel as "
@@ -90,17 +85,13 @@ def from_data(data: AccuracyData | DiagnosisData) -> Question:
     """The question that `as_data` described."""
     if isinstance(data, AccuracyData):
         attack = None if data.attack is None else attack_from(data.attack)
-        return Accuracy(_deployment(data.deployment), data.label, attack, data.adaptive, data.limit)
-    attack = attack_from(data.attack)
-    if not isinstance(attack, Untargeted) or not isinstance(attack.attack, PGD):
-        raise MessageError("got a diagnosis of another attack than PGD; expected PGD. Ask without checks.")
-    through = None if data.through is None else _deployment(data.through)
-    return Diagnosis(_deployment(data.deployment), attack.attack, through, data.samples)
+        return Accuracy(_deployment(data.deployment), data.label, attack, data.adaptive, data.limit, data.radius)
+    return Diagnosis(_deployment(data.deployment), data.samples)
 
 
 def attacks_in(questions: Iterable[AccuracyData | DiagnosisData]) -> list[AttackConfig]:
     """The attacks that questions give as a section of a config, which may name somebody's code."""
-    given = [question.attack for question in questions]
+    given = [question.attack for question in questions if isinstance(question, AccuracyData)]
     return [attack.config for attack in given if attack is not None and attack.config is not None]
 
 

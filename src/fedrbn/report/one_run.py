@@ -189,17 +189,23 @@ def _checks(recorded: Sequence[Verdict], measured: Sequence[Verdict]) -> Table |
     """The check-list of the newest evaluation that has one, or else the one measured for the page."""
     if not recorded and not measured:
         return None
-    words = {True: "✓ ok", False: "✗ FAILED", None: "not tried"}
-    rows = tuple((verdict.name, words[verdict.passed], verdict.detail) for verdict in recorded or measured)
+    words = {True: "✓ ok", False: "✗ FAILED", None: "? NOT MEASURED"}
+    rows = tuple(
+        (verdict.column or "all", verdict.name, words[verdict.passed], verdict.detail, verdict.allowed)
+        for verdict in recorded or measured
+    )
     origin = (
         "measured by fedrbn evaluate on samples of every user"
         if recorded
         else f"measured for this page on at most {CHECKED} test images of one user of each role and domain"
     )
     caption = f"Warning signs of a flattering evaluation, {origin}"
-    return Table(caption, ("check", "result", "measured"), rows, text_columns=3)
+    return Table(caption, ("judges", "check", "result", "measured", "allowed"), rows, text_columns=5)
 
 
 def _alarm(verdicts: Sequence[Verdict]) -> str:
     failed = sum(verdict.passed is False for verdict in verdicts)
-    return f"{failed} of these failed. Do not trust the robust accuracies before you know why." if failed else ""
+    missing = sum(verdict.passed is None for verdict in verdicts)
+    said = [f"{failed} of these failed. Do not trust the robust accuracies before you know why."] if failed else []
+    said += [f"{missing} of these could not be measured. What they judge is unchecked."] if missing else []
+    return " ".join(said)

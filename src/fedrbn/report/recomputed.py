@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedrbn import checklist as checking
 from fedrbn.assembly import Assembly, build_plan
-from fedrbn.attacks import PGD
-from fedrbn.diagnosis import Diagnosis, as_records, judge
+from fedrbn.evaluation import Accuracy
+from fedrbn.examination import main_label, threat_eps
 from fedrbn.federated.propagation import Standing
 from fedrbn.loading import Trained
 from fedrbn.randomness import generator
 from fedrbn.report.records import Verdict
-from fedrbn.types import Answers, Member, Role
+from fedrbn.types import Answers, Member, Role, Tensors
 
 CHECKED = 8
 """Test samples of a user that the check-list is measured on, where no evaluation has measured it."""
@@ -71,22 +72,27 @@ def donations(trained: Trained) -> Donations | None:
 
 
 def checklist(trained: Trained, assembly: Assembly) -> tuple[Verdict, ...]:
-    """The check-list on a few test samples of one user of each role and domain; empty for attacks it is not made for.
+    """The check-list of the run's attack on a few test samples of one user of each role and domain.
 
-    `fedrbn evaluate` looks at every user; a page should not take that long.
+    `fedrbn evaluate` looks at every user and at more samples; a page should not take that long, so the list itself
+    says that it rests on too few.
     """
-    attack = assembly.attack
     tested = [client for client in assembly.federation.clients if len(client.test)]
-    if not isinstance(attack, PGD) or not tested:
+    if not tested:
         return ()
-    chosen = {(client.domain, client.role): client for client in reversed(tested)}
+    label, eps, attack = main_label(trained.experiment), threat_eps(assembly), assembly.adversary
     members = {member.id: member for member in trained.plan.members}
-    answers = []
-    for client in chosen.values():
+    answers, deployed = [], {}
+    for client in {(client.domain, client.role): client for client in reversed(tested)}.values():
         branch = trained.plan.predicting_branch(trained.state, members[client.id])
-        ask = Diagnosis(branch, attack, samples=CHECKED)
-        random = generator(trained.experiment.run.seed, "report", "checks", client.id)
-        outcome = ask(trained.adapted(client).eval(), client.test, random)
+        net, outcome = trained.adapted(client).eval(), Tensors()
+        printed = Accuracy(branch, label, attack, limit=CHECKED, radius=checking.radius(attack, eps))
+        for question in (printed, *checking.questions(branch, {label: attack}, eps, CHECKED)):
+            random = generator(trained.experiment.run.seed, "report", "checks", client.id, str(question))
+            outcome |= question(net, client.test, random)
         answers.append(Answers(client.id, trained.state.round, outcome))
-    checks = judge(answers, len(trained.classes))
-    return tuple(Verdict.model_validate(check) for check in as_records(checks))
+        deployed[client.id] = branch.value
+    evidence = checking.Evidence(answers, deployed)
+    needed = min(checking.IMAGES, sum(len(client.test) for client in tested))
+    checks = checking.judge(evidence, {"ra": (label, attack)}, eps, len(trained.classes), needed)
+    return tuple(Verdict.model_validate(check) for check in checking.as_records(checks))

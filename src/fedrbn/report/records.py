@@ -19,6 +19,9 @@ class Verdict(Record):
     name: str
     passed: bool | None
     detail: str
+    allowed: str = ""
+    column: str = ""
+    """The robust accuracy that it judges; empty: all of them."""
 
 
 class Counts(Record):
