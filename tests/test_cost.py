@@ -324,6 +324,24 @@ def test_the_total_of_free_at() -> None:
     assert round(free_at_total() / 1e12) == 276
 
 
+@pytest.mark.parametrize(
+    ("name", "replays", "rounds", "printed"), [("fatavg-free", None, 75, 276.0), ("fatbn-free", 8, 38, 279.6)]
+)
+def test_a_run_of_free_at_at_the_papers_size(name: str, replays: int | None, rounds: int, printed: float) -> None:
+    """m replays of 50 users · 128 images · 3 passes · 47,910,656 MACs in 300 / m whole rounds.
+
+    m = 4, the default, divides 300: 75 rounds · 4 are the 300 epochs, so 276.0. m = 8 needs 38 rounds: 304 epochs, so
+    275.965 · 304 / 300 = 279.6.
+    """
+    method = {"name": name} | ({} if replays is None else {"replays": replays})
+    experiment = config.make({"data": {"name": "digits"}, "federation": {"at": 1.0}, "method": method})
+    built = without_images(experiment, scale="paper")
+    assert built.plan.rounds == rounds
+    total = cost_of(built)["macs_total"]["paper"]
+    assert total == rounds * (replays or 4) * 50 * 128 * 3 * 47_910_656
+    assert round(total / 1e12, 1) == printed
+
+
 @pytest.mark.slow
 def test_the_command_prints_the_papers_column() -> None:
     printed = CliRunner().invoke(app, ["cost", "benchmark", "--scale", "paper"])

@@ -219,7 +219,7 @@ class MethodConfig(Section):
     meta_lr: float | None = Field(default=None, gt=0)
     """fatmeta: rate of the meta step, in place of train.lr."""
     replays: int | None = Field(default=None, ge=1)
-    """Free AT: replays of each batch of an AT user; train.rounds is divided by it."""
+    """Free AT: replays of each batch of an AT user; train.rounds is divided by it. 4 unless given."""
     affine_lr: float | None = Field(default=None, gt=0)
     """fedrob: step of the affine map Λx + δ."""
     gamma: float | None = Field(default=None, ge=0)

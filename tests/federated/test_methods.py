@@ -146,7 +146,7 @@ def test_free_at_has_fewer_rounds(rounds: int, replays: int, expected: int) -> N
 
 
 def test_free_at_within_the_radius_of_the_attack_and_not_of_an_unknown_one() -> None:
-    assert METHODS["fatavg-free"](PGD(eps=0.1)).at_training == Free(0.1, replays=8)
+    assert METHODS["fatavg-free"](PGD(eps=0.1)).at_training == Free(0.1, replays=4)
     with pytest.raises(ConfigError, match=r"Free AT, which makes its own noise .* Set attack.name to pgd"):
         METHODS["fatavg-free"](lambda loss, x, generator: x)
 
