@@ -101,8 +101,10 @@ def test_the_actual_count_of_an_image(lam: float, standard: int) -> None:
         ({"method_name": "fatavg-free", "replays": 3}, 3 * 72, 3 * (42 + 12)),
         # Half of the batches adapt and the other half train: all of them as often as without.
         ({"method_name": "fatmeta"}, 216, 156),
-        # FedRob: Λx costs 16, its gradient 16 more; up: forward and back to Λx (36), then both images as in AT.
-        ({"method_name": "fedrob"}, 216, (16 + 36 + 16) + 16 + 2 * 42),
+        # FedRob with n steps up: (n + 1)·3 forwards. Λx costs 16, its gradient 16 more; a step up goes forward and back
+        # to Λx (36); then the weights train on the shifted image alone, 16 + 42.
+        ({"method_name": "fedrob", "affine_steps": 2}, 24 * 9, 2 * (16 + 36 + 16) + 16 + 42),
+        ({"method_name": "fedrob"}, 24 * 24, 7 * (16 + 36 + 16) + 16 + 42),
     ],
     ids=str,
 )
