@@ -354,6 +354,18 @@ def test_missing_digits_are_refused_with_a_way_out(monkeypatch: pytest.MonkeyPat
             "number for",
         ),
         (
+            {
+                "parts": [
+                    {
+                        "label": "",
+                        "columns": [{"label": ""}],
+                        "rows": [{"label": "a", "paper": [[1, 2]], "paper_std": [[1]]}],
+                    }
+                ]
+            },
+            "a deviation for each",
+        ),
+        (
             {"parts": [{"label": "", "columns": [{"label": ""}], "rows": [{"label": "a"}], "against": "b"}]},
             "against = 'b'",
         ),
@@ -407,7 +419,19 @@ def test_mean_and_deviation_over_seeds_by_hand() -> None:
     assert table.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.00612}, None)) == "0.00612"
     assert table.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.4, 2: 0.4}, None)) == "0.4", "no ± 0"
     assert table.shown_mean(table.Number("", "", "", "RA", "digits", {1: 0.4, 2: 0.4}, None)) == "0.4 ± 0.0"
-    assert [table.printed_number(value) for value in (62.0, 127.9, 1032.0)] == ["62.0", "127.9", "1032"]
+    assert [table.printed_number(value) for value in (62.0, 127.9, 1032.0, None)] == ["62.0", "127.9", "1032", ""]
+
+
+def test_deviations_that_the_paper_prints_stand_with_its_numbers(tmp_path: Path) -> None:
+    assert cell("office-caltech10", "Office-Caltech10", "FATProx", "Amazon").paper_std == (0.6, 4.7)
+    assert cell("office-caltech10", "Office-Caltech10", "FedRBN", "All").paper_std == (2.4, 1.7)
+    assert cell("benchmark", "Digits", "FATBN", "All").paper_std == (None, None, None)
+    declaration = declarations.read("office-caltech10")
+    made = table.fill(declaration, cells("office-caltech10"), tmp_path, SCALES["paper"], "pixel", [1])
+    assert "| FATAvg |  | 0.6 ± 0.5 |  | 54.7 ± 3.8 |  | 13.3 ± 2.3 |  | 56.0 ± 2.6 |" in table.markdown(made)
+    first = next(csv.DictReader(io.StringIO(table.as_csv(made))))
+    assert (first["paper"], first["paper_std"]) == ("9.2", "3.4")
+    assert table.values(made)["numbers"][0]["paper_std"] == 3.4
 
 
 def test_an_experiment_resumes_and_shares_its_store(tmp_path: Path) -> None:

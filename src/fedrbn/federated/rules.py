@@ -18,7 +18,10 @@ SHARE = 0.2
 
 RULES: Mapping[str, tuple[frozenset[str], Callable[[TrainConfig], Aggregate]]] = {
     "mean": (frozenset(), lambda _: mean),
-    "slack": (frozenset({"slack", "slack_share"}), lambda train: _slack(train)),
+    "slack": (
+        frozenset({"slack", "slack_share"}),
+        lambda train: Slack(**_given(alpha=train.slack, share=train.slack_share)),
+    ),
     "median": (frozenset(), lambda _: CoordinateMedian()),
     "trimmed-mean": (frozenset({"malicious"}), lambda train: TrimmedMean(_malicious(train))),
     "krum": (frozenset({"malicious"}), lambda train: Krum(_malicious(train))),
@@ -65,9 +68,9 @@ def _rule(train: TrainConfig) -> Aggregate:
     return cast(Aggregate, found)
 
 
-def _slack(train: TrainConfig) -> Slack:
-    given = {"alpha": train.slack, "share": train.slack_share}
-    return Slack(**{name: value for name, value in given.items() if value is not None})
+def _given(**settings: float | None) -> dict[str, float]:
+    """The settings that are not left to the rule's own values."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _malicious(train: TrainConfig) -> float:
