@@ -35,7 +35,7 @@ from fedrbn.reproduce.scales import SCALES, scaled
 from fedrbn.storage import RunDirectory
 
 NAMES = declarations.names()
-OURS = ("choices", "domains", "plus", "plus-choice", "plus-parts", "strong", "transfer")
+OURS = ("choices", "domains", "fedrob-choice", "plus", "plus-choice", "plus-parts", "strong", "transfer")
 """Those that are not the paper's."""
 SMOKE = SCALES["smoke"]
 PGD7 = {"benchmark": "20 %", "highlight": "12 %"}

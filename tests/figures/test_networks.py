@@ -138,7 +138,6 @@ def test_images_of_three_classes_are_chosen_the_same_every_time(trained: Path) -
     ("name", "expected"),
     [
         ("bn-pca", ["bn1 mean", "bn5 variance", "BN_a, estimated", "street"]),
-        ("penultimate-standard", ["standard model, clean", "standard model, attacked", "class 2", "texture"]),
         ("user-sizes", ["street", "Filled: AT users", "partition uniform"]),
         ("penultimate", ["BN_c, clean", "BN_a, attacked", "class 2", "texture"]),
         ("convergence", ["FedRBN", "round", "validation in %"]),
@@ -151,6 +150,16 @@ def test_figures_of_a_run(name: str, expected: list[str], trained: Path, tmp_pat
     content = (tmp_path / f"{name}.svg").read_text()
     for text in [*expected, "digits-mini,"]:
         assert text in content
+
+
+def test_the_standard_model_has_no_at_users(tiny: Callable[..., Experiment], trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(FigureError, match=r"with 5 AT user\(s\); expected none"):
+        penultimate.standard_penultimate(Request(runs=(trained,)))
+    alone = {"users_per_domain": 1, "at": 0.0}
+    runs.run(tiny(train={"rounds": 1}, federation=alone, method={"name": "fatavg"}), tmp_path / "run")
+    figure = penultimate.standard_penultimate(Request(runs=(tmp_path / "run",)))
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["standard model, clean", "standard model, attacked"]
+    assert len(figure.axes) == 10, "five domains"
 
 
 def test_transfer_needs_two_runs(trained: Path) -> None:
@@ -208,7 +217,7 @@ def test_a_run_without_a_validated_round_is_refused(trained: Path, tmp_path: Pat
 
 
 def test_circles_are_the_users_of_the_dirichlet_experiment() -> None:
-    """Five domains of ten users; areas are proportional to training images, the largest 260 square points."""
+    """Five domains of ten users; areas are proportional to training images, the largest 220 square points."""
     figure = sizes.user_sizes(Request(scale="paper", data="digits-mini"))
     (axes,) = figure.axes
     (found,) = plan.cells(declarations.read("dirichlet"), SCALES["paper"], data="digits-mini", only="FATBN")
@@ -216,7 +225,7 @@ def test_circles_are_the_users_of_the_dirichlet_experiment() -> None:
     assert len(axes.collections) == 5
     areas = np.concatenate([own.get_sizes() for own in axes.collections])
     counts = np.array([member.samples for member in members])
-    np.testing.assert_allclose(areas, 260 * counts / counts.max())
+    np.testing.assert_allclose(areas, 220 * counts / counts.max())
     assert len(set(counts)) > 25, "sizes are unequal"
     filled = [tuple(face) != (1, 1, 1, 1) for own in axes.collections for face in own.get_facecolors()]
     assert filled == [member.role is Role.AT for member in members]

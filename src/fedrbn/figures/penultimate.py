@@ -31,7 +31,7 @@ from fedrbn.loading import Trained, load
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.randomness import generator
 from fedrbn.storage import RunDirectory
-from fedrbn.types import Branch
+from fedrbn.types import Branch, Role
 
 ADAPTED, TRAINED, TRANSFERRED = "Digits/FedRBN λ=0.5/MNIST", "Digits/FedRBN λ=0.5/All", "Digits/FedRBN λ=0/MNIST"
 """Cells of the benchmark: BN_a from one domain with calibration, every user's own BN_a, from one domain without."""
@@ -101,6 +101,9 @@ def chosen_images(clients: Sequence[Client], seed: int) -> list[tuple[Client, Sa
 def standard_penultimate(request: Request) -> Figure:
     """The model that nobody trained adversarially."""
     path = request.runs[0] if request.runs else trained_run(request, STANDARD, "highlight")
+    trained = sum(member.role is Role.AT for member in load(path).plan.members)
+    if trained:
+        raise FigureError(f"got run {path} with {trained} AT user(s); expected none: train with federation.at=0.")
     return by_domain([View("standard model", path, Branch.CLEAN)])
 
 

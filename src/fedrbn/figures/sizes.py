@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedrbn.config import Experiment
 from fedrbn.cost import without_images
@@ -16,7 +17,7 @@ from fedrbn.storage import RunDirectory
 from fedrbn.types import Member, Role
 
 EXPERIMENT = "dirichlet"
-LARGEST = 260.0
+LARGEST = 220.0
 """Area of the largest circle in square points."""
 
 
@@ -62,12 +63,12 @@ def circles(members: Sequence[Member], experiment: Experiment) -> Figure:
             )
     axes.set_yticks(range(len(domains)), domains)
     axes.set(xlabel="user of its domain", ylim=(len(domains) - 0.3, -0.5))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.04)
     smallest = min(member.samples for member in members)
     return style.finish(
         figure,
-        f"Training images of each of {len(members)} users, {smallest} to {largest}; the area of a circle is that. "
+        f"Training images of each of {len(members)} users, {smallest} to {largest}: the area of the circles. "
         f"Filled: AT users. {experiment.data.name}, partition {_named(experiment)}, seed {experiment.run.seed}.",
     )
 
