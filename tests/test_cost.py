@@ -101,8 +101,10 @@ def test_the_actual_count_of_an_image(lam: float, standard: int) -> None:
         ({"method_name": "fatavg-free", "replays": 3}, 3 * 72, 3 * (42 + 12)),
         # Half of the batches adapt and the other half train: all of them as often as without.
         ({"method_name": "fatmeta"}, 216, 156),
-        # FedRob: Λx costs 16, its gradient 16 more; up: forward and back to Λx (36), then both images as in AT.
-        ({"method_name": "fedrob"}, 216, (16 + 36 + 16) + 16 + 2 * 42),
+        # FedRob with n steps up: (n + 1)·3 forwards. Λx costs 16, its gradient 16 more; a step up goes forward and back
+        # to Λx (36); then the weights train on the shifted image alone, 16 + 42.
+        ({"method_name": "fedrob", "affine_steps": 2}, 24 * 9, 2 * (16 + 36 + 16) + 16 + 42),
+        ({"method_name": "fedrob"}, 24 * 24, 7 * (16 + 36 + 16) + 16 + 42),
     ],
     ids=str,
 )
@@ -322,6 +324,24 @@ def test_the_total_of_free_at() -> None:
     """300 epochs · 50 users · 128 images · 3 passes · 47,910,656 MACs."""
     assert free_at_total() == 300 * 50 * 128 * 3 * 47_910_656
     assert round(free_at_total() / 1e12) == 276
+
+
+@pytest.mark.parametrize(
+    ("name", "replays", "rounds", "printed"), [("fatavg-free", None, 75, 276.0), ("fatbn-free", 8, 38, 279.6)]
+)
+def test_a_run_of_free_at_at_the_papers_size(name: str, replays: int | None, rounds: int, printed: float) -> None:
+    """m replays of 50 users · 128 images · 3 passes · 47,910,656 MACs in 300 / m whole rounds.
+
+    m = 4, the default, divides 300: 75 rounds · 4 are the 300 epochs, so 276.0. m = 8 needs 38 rounds: 304 epochs, so
+    275.965 · 304 / 300 = 279.6.
+    """
+    method = {"name": name} | ({} if replays is None else {"replays": replays})
+    experiment = config.make({"data": {"name": "digits"}, "federation": {"at": 1.0}, "method": method})
+    built = without_images(experiment, scale="paper")
+    assert built.plan.rounds == rounds
+    total = cost_of(built)["macs_total"]["paper"]
+    assert total == rounds * (replays or 4) * 50 * 128 * 3 * 47_910_656
+    assert round(total / 1e12, 1) == printed
 
 
 @pytest.mark.slow

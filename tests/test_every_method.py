@@ -88,7 +88,13 @@ def test_slack_is_an_aggregation_with_its_own_setting(tiny: Make, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("fatbn-free", {"replays": 2}), ("fedrob", {}), ("fatmeta", {}), ("finetune", {}), ("fedrbn", {"momentum": 0.5})],
+    [
+        ("fatbn-free", {"replays": 2}),
+        ("fedrob", {"affine_steps": 2}),
+        ("fatmeta", {}),
+        ("finetune", {}),
+        ("fedrbn", {"momentum": 0.5}),
+    ],
 )
 def test_methods_with_memory_or_phases_resume_exactly(
     name: str, options: dict[str, Any], tiny: Make, tmp_path: Path

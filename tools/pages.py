@@ -109,14 +109,17 @@ def of_results(content: dict[str, Any], part: str, kind: str) -> str:
 def _beside(number: dict[str, Any] | None, wanted: int) -> str:
     """Our number, and the paper's in square brackets."""
     ours = _ours(number, wanted)
-    return f"{ours} [{printed_number(number['paper'])}]" if number and ours and number["paper"] is not None else ours
+    if not number or not ours:
+        return ours
+    paper = printed_number(number["paper"], number.get("paper_std"))
+    return f"{ours} [{paper}]" if paper else ours
 
 
 def _ours(number: dict[str, Any] | None, wanted: int) -> str:
     """Our number as the table itself shows it."""
     if number is None:
         return ""
-    return shown_mean(Number(**{name: number[name] for name in _fields(Number)}), wanted)
+    return shown_mean(Number(**{name: number[name] for name in _fields(Number) if name in number}), wanted)
 
 
 def _fields(kind: type[Difference | Number]) -> list[str]:

@@ -27,6 +27,7 @@ from fedrbn.config import ConfigError, Experiment
 from fedrbn.course import Course
 from fedrbn.data.declared import PAPER, Scale, declared
 from fedrbn.data.samples import Client, Samples
+from fedrbn.federated.affine import AffineTraining
 from fedrbn.federated.aggregation import Layout
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.executors import Site, serial
@@ -148,6 +149,8 @@ def paper_units(course: Course, role: Role) -> float:
     if role is Role.AT:
         if isinstance(method.at_training, Free):  # the weights' backward pass also gives the step of the noise
             return standard * method.at_training.replays
+        if isinstance(method.at_training, AffineTraining):  # every step up counts as one of an attack
+            return units(Duty.AT, method.at_training.steps, None) - standard
         steps = getattr(course.attack, "steps", course.experiment.attack.steps)
         adversarial = units(Duty.AT, steps, None) - standard
         share = method.at.share if isinstance(method.at, Fractional) else 1.0

@@ -147,7 +147,10 @@ class TrainConfig(Section):
     """How uploads become the next weights: mean (weighted by samples), slack (SFAT), median, trimmed-mean, krum,
     multi-krum, geometric-median (RFA), norm-bound, or package.module:object."""
     slack: float | None = Field(default=None, ge=0, lt=1)
-    """α of SFAT: AT users with the smaller half of losses weigh 1 + α, the others 1 − α; 1/6 unless given."""
+    """α of SFAT: AT users with the smallest losses weigh 1 + α, the others 1 − α; 1/6 unless given, as released."""
+    slack_share: float | None = Field(default=None, gt=0, lt=1)
+    """slack: the share of the AT users that weighs more, at least one of several; 0.2 unless given, as released. The
+    release starts with the second round and leaves out batch norm; ours weighs every round and all that is shared."""
     malicious: float | None = Field(default=None, ge=0)
     """Malicious clients that trimmed-mean, krum and multi-krum withstand: a number, or a share below 1; 0.2 unless
     given."""
@@ -213,17 +216,22 @@ class MethodConfig(Section):
     at_share: Share | None = None
     """Fractional AT: the chance of each batch of an AT user to be adversarial; the others are standard training."""
     logits: Literal["plain", "calibrated"] | None = None
-    """calibrated adds the log of the client's smoothed class prior to the logits in training (CalFAT)."""
+    """calibrated adds the log of the client's smoothed class prior to the logits in training, of the loss and of the
+    attack on it (CalFAT). CalFAT's release attacks the KL divergence of calibrated logits, as method.at_loss = "trades"
+    does here (and, unlike TRADES, minimises the calibrated cross-entropy alone); with "ce" it is the cross-entropy. It
+    adds 0.1 · log of the class counts and multiplies the sum by 10; ours adds log π, as in its paper."""
     inner_lr: float | None = Field(default=None, gt=0)
     """fatmeta: rate of the step that adapts, in training and before evaluation."""
     meta_lr: float | None = Field(default=None, gt=0)
     """fatmeta: rate of the meta step, in place of train.lr."""
     replays: int | None = Field(default=None, ge=1)
-    """Free AT: replays of each batch of an AT user; train.rounds is divided by it."""
+    """Free AT: replays of each batch of an AT user; train.rounds is divided by it. 4 unless given."""
     affine_lr: float | None = Field(default=None, gt=0)
     """fedrob: step of the affine map Λx + δ."""
     gamma: float | None = Field(default=None, ge=0)
     """fedrob: γ, how strongly the affine map is held at the identity."""
+    affine_steps: int | None = Field(default=None, ge=1)
+    """fedrob: steps of the affine map on each batch, before the weights take theirs."""
     ft_iterations: int | None = Field(default=None, ge=1)
     """finetune: steps of each ST user after the AT users have trained."""
     freeze: int | None = Field(default=None, ge=0)

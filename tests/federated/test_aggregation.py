@@ -80,10 +80,10 @@ def reported(client: str, weight: float, value: float, loss: float | None) -> Co
     return Contribution(client, start(w=value), weight, loss)
 
 
-def test_slack_weighs_the_half_with_the_smaller_adversarial_loss_more() -> None:
-    """α = ½, weights 1, 1, 2 and an ST user of 1: (½ · 8 + 3/2 · 2 + 2 · 4 + 1 · 5) / (½ + 3/2 + 2 + 1).
+def test_slack_weighs_those_with_the_smallest_adversarial_loss_more() -> None:
+    """α = ½: of three AT users with weights 1, 1, 2 the best one, b, gets 3/2 · 1, a and c get ½ · 1 and ½ · 2.
 
-    c, the middle one of three AT users, and d, an ST user, keep their weights: 20 / 5 = 4.
+    d, an ST user, keeps its weight: (½ · 8 + 3/2 · 2 + 1 · 4 + 1 · 5) / (½ + 3/2 + 1 + 1) = 16 / 4 = 4.
     """
     sent = [
         reported("a", 1, 8.0, 0.9),
@@ -102,17 +102,26 @@ def test_slack_zero_is_the_mean_and_a_name_nobody_sends_keeps_its_value() -> Non
 
 
 @pytest.mark.parametrize(
-    ("losses", "factors"),
+    ("share", "losses", "factors"),
     [
-        ([3.0, 1.0, 2.0, 4.0], [0.75, 1.25, 1.25, 0.75]),
-        ([1.0, 1.0], [1.25, 0.75]),  # a tie: the earlier client
-        ([1.0], [1.0]),
-        ([None, None], [1.0, 1.0]),
-        ([None, 2.0, 1.0], [1.0, 0.75, 1.25]),
+        (0.5, [3.0, 1.0, 2.0, 4.0], [0.75, 1.25, 1.25, 0.75]),
+        (0.2, [3.0, 1.0, 2.0, 4.0], [0.75, 1.25, 0.75, 0.75]),  # 0.8 of a client: one
+        (0.2, [1.0, 1.0], [1.25, 0.75]),  # a tie: the earlier client
+        (0.2, [1.0], [1.0]),
+        (0.2, [None, None], [1.0, 1.0]),
+        (0.2, [None, 2.0, 1.0], [1.0, 0.75, 1.25]),
+        (0.2, [float(i) for i in range(10)], [1.25] * 2 + [0.75] * 8),
+        (0.6, [2.0, 1.0, 3.0, 5.0, 4.0], [1.25, 1.25, 1.25, 0.75, 0.75]),
     ],
 )
-def test_slack_ranks_at_users_only(losses: list[float | None], factors: list[float]) -> None:
-    assert Slack(0.25).factors(losses) == factors
+def test_slack_ranks_at_users_only(share: float, losses: list[float | None], factors: list[float]) -> None:
+    assert Slack(0.25, share).factors(losses) == factors
+
+
+def test_slack_is_that_of_the_release_by_default() -> None:
+    """1 of 5 clients weighs 1.4 times as much as each of the others: 1.4 / 5.4 against 1 / 5.4."""
+    factors = Slack().factors([5.0, 4.0, 1.0, 2.0, 3.0])
+    assert [factor / sum(factors) for factor in factors] == pytest.approx([w / 5.4 for w in (1, 1, 1.4, 1, 1)])
 
 
 def test_slack_drops_each_upload_before_the_next_arrives() -> None:
@@ -128,14 +137,20 @@ def test_slack_drops_each_upload_before_the_next_arrives() -> None:
             alive.append(i)
             yield Contribution(f"c{i}", Counted(w=torch.tensor([float(i)])), 1.0, float(i))
 
-    # factors 7/6, 7/6, 1, 5/6, 5/6 of 0 … 4: (7/6 + 2 + 15/6 + 20/6) / 5 = 9 / 5
-    assert Slack(1 / 6)(start(w=0.0), stream())["w"].item() == pytest.approx(1.8)
+    # factors 7/6, 5/6, 5/6, 5/6, 5/6 of 0 … 4: (5/6) · (1 + 2 + 3 + 4) / (27/6) = 50 / 27
+    assert Slack(1 / 6)(start(w=0.0), stream())["w"].item() == pytest.approx(50 / 27)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.0])
 def test_slack_that_is_no_share_is_refused(alpha: float) -> None:
     with pytest.raises(ValueError, match="got slack"):
         Slack(alpha)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_slack_for_nobody_or_everybody_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="got slack share"):
+        Slack(share=share)
 
 
 def network() -> nn.Module:

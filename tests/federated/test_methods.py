@@ -116,7 +116,7 @@ def test_options_of_the_other_methods_reach_their_place() -> None:
 
     assert made("fatmeta", inner_lr=0.1, meta_lr=0.2).training == Meta(0.1, 0.2)
     assert made("fatbn-free", replays=4).at_training == Free(8 / 255, 4)
-    assert made("fedrob", affine_lr=0.1, gamma=2.0).at_training == AffineTraining(0.1, 2.0)
+    assert made("fedrob", affine_lr=0.1, gamma=2.0, affine_steps=3).at_training == AffineTraining(0.1, 2.0, 3)
     assert made("finetune", ft_iterations=20, freeze=3).fine_tuning == FineTuning(20, 3)
     assert made("finetune").fine_tuning == FineTuning(200, 0)
     assert made("fedrbn", logits="calibrated").class_prior
@@ -146,7 +146,7 @@ def test_free_at_has_fewer_rounds(rounds: int, replays: int, expected: int) -> N
 
 
 def test_free_at_within_the_radius_of_the_attack_and_not_of_an_unknown_one() -> None:
-    assert METHODS["fatavg-free"](PGD(eps=0.1)).at_training == Free(0.1, replays=8)
+    assert METHODS["fatavg-free"](PGD(eps=0.1)).at_training == Free(0.1, replays=4)
     with pytest.raises(ConfigError, match=r"Free AT, which makes its own noise .* Set attack.name to pgd"):
         METHODS["fatavg-free"](lambda loss, x, generator: x)
 
@@ -192,6 +192,8 @@ def test_a_method_with_one_set_of_statistics_cannot_predict_with_the_other() -> 
 def test_parts_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(ConfigError, match="Free AT and dual batch norm; expected one set of statistics"):
         replace(fedrbn(ATTACK), at_training=Free(0.1))
+    with pytest.raises(ConfigError, match="FedRob's training and dual batch norm; expected one set of statistics"):
+        replace(fedrbn(ATTACK), at_training=AffineTraining())
     with pytest.raises(ConfigError, match="fine-tuning and local='bn'; expected local='nothing'"):
         replace(fatbn(ATTACK), fine_tuning=FineTuning())
 

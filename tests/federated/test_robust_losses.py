@@ -165,6 +165,25 @@ def test_the_prior_is_added_with_one_imagined_image_for_each_class() -> None:
     torch.testing.assert_close((one, two), (expected, expected))
 
 
+def test_the_training_attack_climbs_the_calibrated_loss() -> None:
+    """Weights 0 make all logits 0, so the calibrated ones are log π: labels 0, 0, 0, 1 give π = (4, 2) / 6.
+
+    The attack has −log π_y to climb, 0.405 and 1.099; without the prior it would be log 2 = 0.693 for both classes.
+    """
+    asked: list[Tensor] = []
+
+    def attack(loss: Loss, x: Tensor, generator: Generator) -> Tensor:
+        asked.append(loss(x).detach())
+        return x
+
+    layer = nn.Linear(4, 2)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    labels = torch.tensor([0, 0, 0, 1])
+    Adversarial(attack)(with_prior(single(layer), labels), torch.rand(4, 4), labels, random())
+    torch.testing.assert_close(asked[0], -torch.tensor([4 / 6, 4 / 6, 4 / 6, 2 / 6]).log())
+
+
 def test_training_with_the_prior_trains_the_network_itself_and_leaves_no_prior_in_it() -> None:
     """Equal priors shift all logits alike, which softmax does not see; unequal ones train otherwise."""
     method = fatavg(PGD(steps=1))

@@ -25,6 +25,7 @@ def rule(method: str = "fedrbn", clients: int = 25, privacy: object = None, **tr
         ({}, mean),
         ({"aggregation": "slack"}, Slack()),
         ({"aggregation": "slack", "slack": 0.5}, Slack(0.5)),
+        ({"aggregation": "slack", "slack_share": 0.5}, Slack(1 / 6, 0.5)),
         ({"aggregation": "median"}, CoordinateMedian()),
         ({"aggregation": "trimmed-mean"}, TrimmedMean(0.2)),
         ({"aggregation": "trimmed-mean", "malicious": 3}, TrimmedMean(3.0)),
@@ -46,6 +47,7 @@ def test_rules_by_name(settings: dict[str, object], expected: Aggregate) -> None
         ({"aggregation": "median", "malicious": 1}, "'trimmed-mean' or 'krum' or 'multi-krum'"),
         ({"aggregation": "krum", "keep": 2}, "expected aggregation = 'multi-krum'"),
         ({"slack": 0.1}, "expected aggregation = 'slack'"),
+        ({"slack_share": 0.1}, "expected aggregation = 'slack'"),
     ],
 )
 def test_a_setting_that_the_rule_lacks_is_refused(settings: dict[str, object], wanted: str) -> None:

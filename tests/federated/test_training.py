@@ -129,7 +129,7 @@ def by_hand(matrix: np.ndarray, shift: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def test_the_gradient_of_the_affine_map_on_a_linear_model_and_the_pull_to_the_identity() -> None:
     net = linear(WEIGHT.tolist())
     x, y = torch.tensor(PIXELS, dtype=torch.float32), torch.tensor(LABELS)
-    training = AffineTraining(rate=0.1, gamma=2.0)
+    training = AffineTraining(rate=0.1, gamma=2.0, steps=1)
     up, right = by_hand(np.eye(3), np.zeros(3))
     first = training.climbed(net, AffineMap(torch.eye(3), torch.zeros(3)), x, y)
     np.testing.assert_allclose(first.matrix.numpy(), np.eye(3) + 0.1 * up, rtol=1e-5)
@@ -140,32 +140,55 @@ def test_the_gradient_of_the_affine_map_on_a_linear_model_and_the_pull_to_the_id
     expected = matrix + 0.1 * (up - 2.0 * (matrix - np.eye(3)))
     np.testing.assert_allclose(second.matrix.numpy(), expected, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(second.shift.numpy(), shift + 0.1 * (right - 2.0 * shift), rtol=1e-5, atol=1e-7)
+    both = AffineTraining(rate=0.1, gamma=2.0, steps=2).climbed(net, AffineMap(torch.eye(3), torch.zeros(3)), x, y)
+    torch.testing.assert_close((both.matrix, both.shift), (second.matrix, second.shift))
     assert all(parameter.grad is None for parameter in net.parameters()), "climbing is not training"
+
+
+def test_a_pixel_that_the_map_pushes_out_of_the_box_has_no_gradient_but_the_pull() -> None:
+    """x = 1, Λ = 1, δ = ½: x' is clipped from 1.5 to 1, so ∂ℓ/∂(Λx + δ) = 0, and δ ← δ − 0.1 · 2 δ = 0.4."""
+    start = AffineMap(torch.eye(1), torch.tensor([0.5]))
+    found = AffineTraining(rate=0.1, gamma=2.0, steps=1).climbed(linear([[0.0], [2.0]]), start, *batch(1.0))
+    assert found.shift.item() == pytest.approx(0.4)
+    assert found.matrix.item() == 1.0
+
+
+def test_fedrob_climbs_at_least_once() -> None:
+    with pytest.raises(ConfigError, match=r"got method.affine_steps = 0; expected at least 1"):
+        AffineTraining(steps=0)
 
 
 def test_fedrob_starts_at_the_identity_and_remembers_the_map() -> None:
     x, y = torch.tensor(PIXELS, dtype=torch.float32), torch.tensor(LABELS)
-    kept, _ = AffineTraining(0.1, gamma=0.0)(
+    kept, _ = AffineTraining(0.1, gamma=0.0, steps=1)(
         linear(WEIGHT.tolist()), [(x, y)], Standard(), lr=0.0, memory={}, generator=random()
     )
     up, _ = by_hand(np.eye(3), np.zeros(3))
     np.testing.assert_allclose(kept["matrix"].numpy(), np.eye(3) + 0.1 * up, rtol=1e-5)
-    again, _ = AffineTraining(0.1, gamma=0.0)(
+    again, _ = AffineTraining(0.1, gamma=0.0, steps=1)(
         linear(WEIGHT.tolist()), [(x, y)], Standard(), lr=0.0, memory=kept, generator=random()
     )
     farther = by_hand(kept["matrix"].double().numpy(), kept["shift"].double().numpy())[0]
     np.testing.assert_allclose(again["matrix"].numpy(), kept["matrix"].numpy() + 0.1 * farther, rtol=1e-5)
 
 
-def test_fedrobs_weights_descend_on_the_mean_of_clean_and_shifted_images() -> None:
-    """rate = 0 leaves x' = x, so the gradient is that of the cross-entropy: W − lr (p − e_y)ᵀ x / n."""
+def test_fedrobs_weights_descend_on_the_shifted_images_alone() -> None:
+    """One step up from the identity makes x' = Λx + δ, none of it outside the box; then W − lr (p − e_y)ᵀ x' / n.
+
+    The loss that is reported is that of x', too: the mean of −log p_y.
+    """
     x, y = torch.tensor(PIXELS, dtype=torch.float32), torch.tensor(LABELS)
     net = linear(WEIGHT.tolist())
-    AffineTraining(rate=0.0, gamma=1.0)(net, [(x, y)], Standard(), lr=0.5, memory={}, generator=random())
-    logits = PIXELS @ WEIGHT.T
+    training = AffineTraining(rate=0.1, gamma=1.0, steps=1)
+    _, loss = training(net, [(x, y)], Standard(), lr=0.5, memory={}, generator=random())
+    up, right = by_hand(np.eye(3), np.zeros(3))
+    shifted = PIXELS @ (np.eye(3) + 0.1 * up).T + 0.1 * right
+    assert ((shifted > 0) & (shifted < 1)).all()
+    logits = shifted @ WEIGHT.T
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    expected = WEIGHT - 0.5 * (p - np.eye(2)[LABELS]).T @ PIXELS / 2
+    expected = WEIGHT - 0.5 * (p - np.eye(2)[LABELS]).T @ shifted / 2
     np.testing.assert_allclose(weight_of(net).numpy(), expected, rtol=1e-5)
+    assert loss == pytest.approx(-np.log(p[[0, 1], LABELS]).mean(), rel=1e-5)
 
 
 def test_images_for_which_the_matrix_does_not_fit_are_refused_with_its_size() -> None:

@@ -19,11 +19,13 @@ from fedrbn.cli import app
 from fedrbn.config import Experiment
 from fedrbn.data import load as load_data
 from fedrbn.data.samples import DataSet, Samples
-from fedrbn.figures import bars, curves, epsilon, penultimate, samples, statistics
+from fedrbn.figures import bars, curves, epsilon, penultimate, samples, sizes, statistics
 from fedrbn.figures.sources import FigureError, Request
 from fedrbn.loading import load
 from fedrbn.nets.dual_bn import DualNet, dual
 from fedrbn.nets.state import batch_norms
+from fedrbn.reproduce import declarations, plan
+from fedrbn.reproduce.scales import SCALES
 from fedrbn.storage import RunDirectory
 from fedrbn.types import Branch, Role
 
@@ -46,11 +48,18 @@ def test_one_channel_has_one_component() -> None:
     assert shares == (1.0, 0.0)
 
 
-def test_layers_at_even_distances() -> None:
-    net = dual(nn.Sequential(*(nn.BatchNorm1d(1) for _ in range(9))))
-    chosen = [name.rpartition(".")[2] for name in statistics.layers(batch_norms(net), most=3)]
-    assert chosen == ["0", "4", "8"]
-    assert len(statistics.layers(batch_norms(net), most=9)) == 9
+def test_every_layer_has_a_panel(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    """AlexNet has seven layers of batch norm: five side by side, two below them, and room for three is left empty."""
+    few = {"users_per_domain": 1, "at": ["pen"], "fraction": 0.02}
+    data, model = {"domains": ["pen", "plain"], "image_size": 64}, {"name": "alexnet", "width": 1 / 16}
+    runs.run(tiny(train={"rounds": 1}, federation=few, data=data, model=model), tmp_path / "run")
+    figure = statistics.of_run(tmp_path / "run")
+    shown = [axes.get_title() for axes in figure.axes if axes.axison]
+    names = [name.removeprefix("network.") for name in statistics.layers(batch_norms(load(tmp_path / "run").net))]
+    assert len(names) == 7
+    assert sorted(shown) == sorted(f"{name} {kind}" for name in names for kind in ("mean", "variance"))
+    assert (len(figure.axes), len(shown)) == (20, 14)
+    assert len(set(names)) == 7
 
 
 def test_points_are_users_by_branch(trained: Path) -> None:
@@ -129,6 +138,7 @@ def test_images_of_three_classes_are_chosen_the_same_every_time(trained: Path) -
     ("name", "expected"),
     [
         ("bn-pca", ["bn1 mean", "bn5 variance", "BN_a, estimated", "street"]),
+        ("user-sizes", ["street", "Filled: AT users", "partition uniform"]),
         ("penultimate", ["BN_c, clean", "BN_a, attacked", "class 2", "texture"]),
         ("convergence", ["FedRBN", "round", "validation in %"]),
         ("domain-wise", ["FedRBN", "RA in %", "SA in %", "pen"]),
@@ -140,6 +150,16 @@ def test_figures_of_a_run(name: str, expected: list[str], trained: Path, tmp_pat
     content = (tmp_path / f"{name}.svg").read_text()
     for text in [*expected, "digits-mini,"]:
         assert text in content
+
+
+def test_the_standard_model_has_no_at_users(tiny: Callable[..., Experiment], trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(FigureError, match=r"with 5 AT user\(s\); expected none"):
+        penultimate.standard_penultimate(Request(runs=(trained,)))
+    alone = {"users_per_domain": 1, "at": 0.0}
+    runs.run(tiny(train={"rounds": 1}, federation=alone, method={"name": "fatavg"}), tmp_path / "run")
+    figure = penultimate.standard_penultimate(Request(runs=(tmp_path / "run",)))
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["standard model, clean", "standard model, attacked"]
+    assert len(figure.axes) == 10, "five domains"
 
 
 def test_transfer_needs_two_runs(trained: Path) -> None:
@@ -166,6 +186,8 @@ def test_missing_runs_name_the_command(tmp_path: Path) -> None:
     with pytest.raises(FigureError) as error:
         statistics.bn_pca(request)
     assert expected in str(error.value)
+    with pytest.raises(FigureError, match=r"reproduce highlight --scale smoke .* --only 'Digits/FATAvg/0 %'"):
+        penultimate.standard_penultimate(request)
 
 
 def test_runs_of_one_method_are_told_apart_by_their_directory(trained: Path, tmp_path: Path) -> None:
@@ -192,6 +214,25 @@ def test_a_run_without_a_validated_round_is_refused(trained: Path, tmp_path: Pat
     (tmp_path / "config.toml").write_bytes((trained / "config.toml").read_bytes())
     with pytest.raises(FigureError, match="no validated round in these runs"):
         curves.convergence(Request(runs=(tmp_path,)))
+
+
+def test_circles_are_the_users_of_the_dirichlet_experiment() -> None:
+    """Five domains of ten users; areas are proportional to training images, the largest 220 square points."""
+    figure = sizes.user_sizes(Request(scale="paper", data="digits-mini"))
+    (axes,) = figure.axes
+    (found,) = plan.cells(declarations.read("dirichlet"), SCALES["paper"], data="digits-mini", only="FATBN")
+    members = assemble(found.runs[0]).plan.members
+    assert len(axes.collections) == 5
+    areas = np.concatenate([own.get_sizes() for own in axes.collections])
+    counts = np.array([member.samples for member in members])
+    np.testing.assert_allclose(areas, 220 * counts / counts.max())
+    assert len(set(counts)) > 25, "sizes are unequal"
+    filled = [tuple(face) != (1, 1, 1, 1) for own in axes.collections for face in own.get_facecolors()]
+    assert filled == [member.role is Role.AT for member in members]
+    assert sum(filled) == 6
+    assert "Dirichlet with concentration 1, seed 1" in figure.get_supxlabel().replace("\n", " ")
+    other = sizes.user_sizes(Request(scale="paper", data="digits-mini", seeds=(2,)))
+    assert list(other.axes[0].collections[0].get_sizes()) != list(axes.collections[0].get_sizes())
 
 
 def test_samples_show_the_first_image_of_each_class() -> None:

@@ -85,10 +85,11 @@ class Method:
                 f"got method {self.name!r} predicting with or selected by BN_a; expected a method with dual batch "
                 "norm. Leave method.predict and method.select out."
             )
-        if isinstance(self.at_training, Free) and self.dual_bn:
+        if isinstance(self.at_training, Free | AffineTraining) and self.dual_bn:
+            what = "Free AT" if isinstance(self.at_training, Free) else "FedRob's training"
             raise ConfigError(
-                f"got method {self.name!r} with Free AT and dual batch norm; expected one set of statistics, because "
-                "Free AT never sees clean images, so BN_c would stay untrained. Set dual_bn=False."
+                f"got method {self.name!r} with {what} and dual batch norm; expected one set of statistics, because "
+                f"{what} never sees clean images, so BN_c would stay untrained. Set dual_bn=False."
             )
         if self.fine_tuning is not None and self.local is not Local.NOTHING:
             raise ConfigError(

@@ -83,8 +83,8 @@ def _training_settings(method: Method) -> dict[str, Any]:
     match method.at_training:
         case Free(replays=replays):
             values["replays"] = replays
-        case AffineTraining(rate=rate, gamma=gamma):
-            values |= {"affine_lr": rate, "gamma": gamma}
+        case AffineTraining(rate=rate, gamma=gamma, steps=steps):
+            values |= {"affine_lr": rate, "gamma": gamma, "affine_steps": steps}
         case None:
             values |= _at_settings(method.at)
     return values
@@ -164,7 +164,9 @@ def _training_changes(method: Method, config: MethodConfig) -> dict[str, Any]:
         case Free():
             changes["at_training"] = _replaced(method.at_training, replays=config.replays)
         case AffineTraining():
-            changes["at_training"] = _replaced(method.at_training, rate=config.affine_lr, gamma=config.gamma)
+            changes["at_training"] = _replaced(
+                method.at_training, rate=config.affine_lr, gamma=config.gamma, steps=config.affine_steps
+            )
     return changes
 
 

@@ -6,7 +6,11 @@ training images in class c and C classes,
 
     π_c = (n_c + 1) / (n + C):
 
-one imagined image for each class, so that a class which the client lacks has a small prior instead of log 0.
+one imagined image for each class, so that a class which the client lacks has a small prior instead of log 0. (The
+release counts one image for a lacking class only.)
+
+The release attacks the calibrated logits as well, but their KL divergence from those of the clean image, whatever the
+label; here the attack climbs the loss of `method.at_loss`, which is that divergence for TRADES only.
 """
 
 from __future__ import annotations

@@ -18,7 +18,10 @@ SHARE = 0.2
 
 RULES: Mapping[str, tuple[frozenset[str], Callable[[TrainConfig], Aggregate]]] = {
     "mean": (frozenset(), lambda _: mean),
-    "slack": (frozenset({"slack"}), lambda train: Slack() if train.slack is None else Slack(train.slack)),
+    "slack": (
+        frozenset({"slack", "slack_share"}),
+        lambda train: Slack(**_given(alpha=train.slack, share=train.slack_share)),
+    ),
     "median": (frozenset(), lambda _: CoordinateMedian()),
     "trimmed-mean": (frozenset({"malicious"}), lambda train: TrimmedMean(_malicious(train))),
     "krum": (frozenset({"malicious"}), lambda train: Krum(_malicious(train))),
@@ -28,7 +31,7 @@ RULES: Mapping[str, tuple[frozenset[str], Callable[[TrainConfig], Aggregate]]] =
 }
 """For each rule the settings of [train] that it has, and how it is made of them."""
 
-_SETTINGS = ("slack", "malicious", "keep", "bound")
+_SETTINGS = ("slack", "slack_share", "malicious", "keep", "bound")
 
 
 def aggregation(experiment: Experiment, method: Method, clients: int) -> Aggregate:
@@ -63,6 +66,11 @@ def _rule(train: TrainConfig) -> Aggregate:
             "(shared, contributions) -> shared."
         )
     return cast(Aggregate, found)
+
+
+def _given(**settings: float | None) -> dict[str, float]:
+    """The settings that are not left to the rule's own values."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _malicious(train: TrainConfig) -> float:

@@ -9,7 +9,19 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedrbn import plugins
-from fedrbn.figures import bars, bn_shift, curves, epsilon, lines, penultimate, samples, statistics, style, transfer
+from fedrbn.figures import (
+    bars,
+    bn_shift,
+    curves,
+    epsilon,
+    lines,
+    penultimate,
+    samples,
+    sizes,
+    statistics,
+    style,
+    transfer,
+)
 from fedrbn.figures.sources import Request
 
 
@@ -68,6 +80,10 @@ FIGURES: Mapping[str, Entry] = {
         "How far an attack moves batch-norm statistics, layer by layer", "docs/claims.md",
         "a run of each threat model: of reproduce benchmark, or --run DIR --run DIR", bn_shift.bn_shift,
     ),
+    "penultimate-standard": Entry(
+        "The penultimate layer of the standard model", "fig:pen_fea_viz_ex_0",
+        "a run: of reproduce highlight, or --run DIR", penultimate.standard_penultimate, "highlight",
+    ),
     "penultimate": Entry(
         "The penultimate layer through BN_c and BN_a", "fig:pen_fea_viz_FRP_BNc-BNa_ex",
         "a run: of reproduce benchmark, or --run DIR", penultimate.bn_penultimate,
@@ -81,6 +97,10 @@ FIGURES: Mapping[str, Entry] = {
         "reproduce transfer, with its runs", transfer.transfer, "transfer",
     ),
     "plus": _numbers("plus", "RA over SA: FedRBN's trade-off curve and FedRBN+", "docs/plus.md", lines.plus),
+    "user-sizes": Entry(
+        "Training images of each user under Dirichlet", "fig:dir_data_partition",
+        "the declaration of reproduce dirichlet, or --run DIR", sizes.user_sizes, "dirichlet",
+    ),
     "samples": Entry("Images of every domain", "fig:dataset_samples", "--data NAME (digits)", samples.samples),
     "epsilon": Entry("RA over ε as three adversaries see it", "not in the paper", "--run DIR", epsilon.epsilon),
 }  # fmt: skip

@@ -31,10 +31,12 @@ from fedrbn.loading import Trained, load
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.randomness import generator
 from fedrbn.storage import RunDirectory
-from fedrbn.types import Branch
+from fedrbn.types import Branch, Role
 
 ADAPTED, TRAINED, TRANSFERRED = "Digits/FedRBN λ=0.5/MNIST", "Digits/FedRBN λ=0.5/All", "Digits/FedRBN λ=0/MNIST"
 """Cells of the benchmark: BN_a from one domain with calibration, every user's own BN_a, from one domain without."""
+STANDARD = "Digits/FATAvg/0 %"
+"""Cell of `highlight`: FedAvg without AT users, so the standard model."""
 CLASSES = (0, 1, 2)
 IMAGES = 400
 """Most images of a domain."""
@@ -96,6 +98,15 @@ def chosen_images(clients: Sequence[Client], seed: int) -> list[tuple[Client, Sa
     return [(client, samples) for client, samples in found if len(samples)]
 
 
+def standard_penultimate(request: Request) -> Figure:
+    """The model that nobody trained adversarially."""
+    path = request.runs[0] if request.runs else trained_run(request, STANDARD, "highlight")
+    trained = sum(member.role is Role.AT for member in load(path).plan.members)
+    if trained:
+        raise FigureError(f"got run {path} with {trained} AT user(s); expected none: train with federation.at=0.")
+    return by_domain([View("standard model", path, Branch.CLEAN)])
+
+
 def bn_penultimate(request: Request) -> Figure:
     """The same networks through BN_c and through BN_a."""
     path = request.runs[0] if request.runs else trained_run(request, ADAPTED)
@@ -121,7 +132,7 @@ def by_domain(views: Sequence[View]) -> Figure:
     federation, classes = assembly.federation, len(assembly.federation.classes)
     if classes < len(CLASSES):
         raise FigureError(f"got data with {classes} classes; expected at least {len(CLASSES)}, to span a plane.")
-    figure = style.page(style.TEXT, 0.7 + 1.35 * len(federation.domains))
+    figure = style.page(style.TEXT if len(views) > 1 else style.COLUMN, 0.7 + 1.35 * len(federation.domains))
     panels = figure.subplots(len(federation.domains), 2 * len(views), squeeze=False)
     for axes, title in zip(panels[0], _titles(views), strict=True):
         axes.set_title(title)

@@ -174,8 +174,9 @@ def _number(values: dict[str, Any], wanted: Sequence[int] | None) -> Number:
     seeds = {seed: float(value) for seed, value in chosen(values["seeds"]).items()}
     stopped = {seed: int(number) for seed, number in chosen(values.get("stopped", {})).items()}
     part, row, column, metric, data = (str(values[key]) for key in ("part", "row", "column", "metric", "data"))
-    paper = None if values["paper"] is None else float(values["paper"])
-    return Number(part, row, column, metric, data, seeds, paper, stopped)
+    # Tables of earlier versions have no paper_std.
+    paper, paper_std = (None if values.get(key) is None else float(values[key]) for key in ("paper", "paper_std"))
+    return Number(part, row, column, metric, data, seeds, paper, stopped, paper_std)
 
 
 def cell_runs(request: Request, experiment: str, seeds: Sequence[int]) -> dict[tuple[str, str, str], list[Path]]:
@@ -189,11 +190,11 @@ def cell_runs(request: Request, experiment: str, seeds: Sequence[int]) -> dict[t
     return {key: [path for path in paths if (path / "rounds.jsonl").is_file()] for key, paths in found.items()}
 
 
-def trained_run(request: Request, cell: str) -> Path:
-    """The finished run of one cell of the benchmark, PART/ROW/COLUMN, of the first seed that is asked for."""
+def trained_run(request: Request, cell: str, experiment: str = "benchmark") -> Path:
+    """The finished run of one cell of an experiment, PART/ROW/COLUMN, of the first seed that is asked for."""
     seed = (request.seeds or (1,))[0]
     (chosen,) = plan.cells(
-        declarations.read("benchmark"),
+        declarations.read(experiment),
         SCALES[request.scale],
         [seed],
         threat=request.threat,
@@ -203,8 +204,8 @@ def trained_run(request: Request, cell: str) -> Path:
     path = reading.directory(chosen.runs[0], request.store)
     if reading.evaluation(path) is None:
         raise FigureError(
-            f"got no finished run {path}; expected that of {cell} in the benchmark. Make it: "
-            f"{replace(request, seeds=(seed,)).command('benchmark', cell)} – or name a run directory with --run."
+            f"got no finished run {path}; expected that of {cell} in {experiment}. Make it: "
+            f"{replace(request, seeds=(seed,)).command(experiment, cell)} – or name a run directory with --run."
         )
     return path
 

@@ -7,6 +7,7 @@ users (Eq. 3); colours are domains.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ from fedrbn.types import Branch, Role
 
 ALL_AT = "Digits/FedRBN λ=0.5/All"
 """The benchmark's run in which every user trains adversarially, as in the paper's figure."""
-MOST_LAYERS = 5
+ACROSS = 5
+"""Layers side by side; networks with more have further rows."""
 KINDS = {"o": "BN_c", "x": "BN_a, trained", "+": "BN_a, estimated"}
 
 
@@ -54,12 +56,9 @@ def pca(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[float, fl
     return plane, (float(shares[0]), float(shares[1]))
 
 
-def layers(norms: Sequence[BNNames], most: int = MOST_LAYERS) -> list[str]:
-    """The network's batch-norm layers, or so many of them at even distances from the first to the last."""
-    names = list(dict.fromkeys(names.layer for names in norms))
-    if len(names) <= most:
-        return names
-    return [names[round(step * (len(names) - 1) / (most - 1))] for step in range(most)]
+def layers(norms: Sequence[BNNames]) -> list[str]:
+    """The network's batch-norm layers, from the first to the last."""
+    return list(dict.fromkeys(names.layer for names in norms))
 
 
 def points(trained: Trained, layer: str, variance: bool) -> tuple[NDArray[np.float64], list[Dot]]:
@@ -95,7 +94,7 @@ def draw(axes: Axes, plane: NDArray[np.float64], dots: Sequence[Dot], colours: d
 
 
 def bn_pca(request: Request) -> Figure:
-    """All layers of one run: means above, variances below."""
+    """All layers of one run: for every five of them means above and variances below."""
     path = request.runs[0] if request.runs else trained_run(request, ALL_AT)
     return of_run(path)
 
@@ -106,16 +105,20 @@ def of_run(path: Path) -> Figure:
     chosen = layers(batch_norms(trained.net))
     domains = list(dict.fromkeys(member.domain for member in trained.plan.members))
     colours = {domain: style.SERIES[index % len(style.SERIES)] for index, domain in enumerate(domains)}
-    figure = style.page(style.TEXT, 3.6)
-    panels = figure.subplots(2, len(chosen), squeeze=False)
+    bands = math.ceil(len(chosen) / ACROSS)
+    figure = style.page(style.TEXT, 0.6 + 3.0 * bands)
+    panels = figure.subplots(2 * bands, min(ACROSS, len(chosen)), squeeze=False)
     seen: set[str] = set()
-    for column, layer in enumerate(chosen):
-        for row, kind in enumerate(("mean", "variance")):
+    for axes in panels[-2:, len(chosen) - ACROSS * (bands - 1) :].flat:
+        axes.set_axis_off()  # the last band is not full
+    for index, layer in enumerate(chosen):
+        band, column = divmod(index, ACROSS)
+        for row, kind in enumerate(("mean", "variance"), start=2 * band):
             values, dots = points(trained, layer, variance=kind == "variance")
             plane, shares = pca(values)
             axes = panels[row][column]
             draw(axes, plane, dots, colours)
-            axes.set_title(f"{layer.rpartition('.')[2]} {kind}")
+            axes.set_title(f"{layer.removeprefix('network.')} {kind}", fontsize=8 if len(layer) < 16 else 6)
             axes.set_xlabel(f"{100 * shares[0]:.0f} % and {100 * shares[1]:.0f} %", fontsize=6)
             seen |= {dot.marker for dot in dots}
     keys = [Line2D([], [], linestyle="", marker="o", color=colours[name], label=name) for name in domains]

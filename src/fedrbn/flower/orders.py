@@ -22,7 +22,7 @@ from fedrbn.types import Role
 
 MOST_CAUSE = 2000
 """Characters of a cause of failure."""
-_AT_ONLY = {"at_loss", "beta", "at_share", "replays", "affine_lr", "gamma"}
+_AT_ONLY = {"at_loss", "beta", "at_share", "replays", "affine_lr", "gamma", "affine_steps"}
 _AS_STANDARD = {"fatavg-free": "fatavg", "fatbn-free": "fatbn"}
 """Free AT is a matter of AT users: what ST users do has a name without it."""
 

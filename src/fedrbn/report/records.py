@@ -148,6 +148,7 @@ class Number(Record):
     mean: float | None
     std: float | None
     paper: float | None
+    paper_std: float | None = None
 
 
 class Reproduced(Record):

@@ -55,7 +55,7 @@ def _grid(part: str, numbers: Sequence[Number]) -> Table:
             number = found.get((row, *head))
             shown.append(_ours(number))
             if head in printed:
-                shown.append("" if number is None or number.paper is None else printed_number(number.paper))
+                shown.append("" if number is None else printed_number(number.paper, number.paper_std))
         rows.append(tuple(shown))
     return Table(f"{part}: ours, and the paper's number beside it", ("", *names), tuple(rows))
 

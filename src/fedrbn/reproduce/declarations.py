@@ -49,6 +49,17 @@ class Row(_Settings):
     read: tuple[str, ...] | None = None
     """What to read from the run for each metric, where it is not what the experiment says."""
     paper: tuple[tuple[float, ...], ...] = ()
+    paper_std: tuple[tuple[float, ...], ...] = ()
+    """Their standard deviations, where the paper prints them; of the same shape as `paper`."""
+
+    @model_validator(mode="after")
+    def _deviations_fit(self) -> Row:
+        if self.paper_std and [len(group) for group in self.paper_std] != [len(group) for group in self.paper]:
+            raise ValueError(
+                f"got paper_std = {self.paper_std} in row {self.label!r}; expected a deviation for each of the paper's "
+                f"numbers {self.paper}"
+            )
+        return self
 
 
 class Part(_Settings):

@@ -53,6 +53,8 @@ class Cell:
     column: str
     read: tuple[str, ...]
     paper: tuple[float | None, ...]
+    paper_std: tuple[float | None, ...]
+    """Standard deviations of the paper's numbers; None where it prints none."""
     runs: tuple[Experiment, ...]
     """Empty where the setting does not exist on the data that stand in."""
     data: str
@@ -140,7 +142,6 @@ def _cell(
     whole = declared_run(part, row, column)
     used = running_data(whole.data.name, data)
     domains = STAND_INS.get((whole.data.name, used), {})
-    numbers = row.paper[index] if row.paper else ()
     placed = whole if used == whole.data.name else _on_stand_in(whole, used, domains)
     runs: tuple[Experiment, ...] = ()
     if placed is not None:
@@ -151,11 +152,17 @@ def _cell(
         row=row.label,
         column=column.label,
         read=tuple(_at_scale(_renamed(text, domains), scale) for text in row.read or declaration.read),
-        paper=tuple(numbers) if numbers else (None,) * len(declaration.metrics),
+        paper=_printed(row.paper, index, declaration),
+        paper_std=_printed(row.paper_std, index, declaration),
         runs=runs,
         data=used,
         declared=whole.data.name,
     )
+
+
+def _printed(groups: Sequence[Sequence[float]], index: int, declaration: Declaration) -> tuple[float | None, ...]:
+    """What the paper prints for each metric of a column; None where it prints nothing."""
+    return tuple(groups[index]) if groups and groups[index] else (None,) * len(declaration.metrics)
 
 
 def declared_run(part: Part, row: Row, column: Column) -> Experiment:

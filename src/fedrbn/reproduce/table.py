@@ -39,6 +39,8 @@ class Number:
     paper: float | None
     stopped: dict[int, int] = field(default_factory=dict)
     """Seeds whose run could not go on, with the round: too few updates were usable, as when training diverges."""
+    paper_std: float | None = None
+    """The standard deviation that the paper prints with its number."""
 
     @property
     def mean(self) -> float | None:
@@ -75,10 +77,20 @@ def fill(
     """The table with what the store has; numbers of runs that are not finished stay empty."""
     numbers = [
         Number(
-            cell.part, cell.row, cell.column, metric, cell.data, _by_seed(cell, text, store), paper, _stops(cell, store)
+            part=cell.part,
+            row=cell.row,
+            column=cell.column,
+            metric=metric,
+            data=cell.data,
+            seeds=_by_seed(cell, text, store),
+            paper=paper,
+            stopped=_stops(cell, store),
+            paper_std=paper_std,
         )
         for cell in cells
-        for metric, text, paper in zip(declaration.metrics, cell.read, cell.paper, strict=True)
+        for metric, text, paper, paper_std in zip(
+            declaration.metrics, cell.read, cell.paper, cell.paper_std, strict=True
+        )
     ]
     return Table(
         declaration=declaration,
@@ -196,7 +208,7 @@ def _grid(numbers: Sequence[Number], wanted: int) -> list[str]:
             number = found.get(head)
             shown.append("" if number is None else shown_mean(number, wanted))
             if head in printed:
-                shown.append("" if number is None or number.paper is None else printed_number(number.paper))
+                shown.append("" if number is None else printed_number(number.paper, number.paper_std))
         lines.append("| " + " | ".join(shown) + " |")
     return lines
 
@@ -249,9 +261,12 @@ def shown_mean(number: Number, wanted: int = 1) -> str:
     return f"{means} ({'; '.join([*fewer, *stops])})" if fewer or stops else means
 
 
-def printed_number(value: float) -> str:
-    """The paper's number as it is printed there: one decimal, large costs none."""
-    return f"{value:.1f}" if value < 200 else f"{value:.0f}"
+def printed_number(value: float | None, std: float | None = None) -> str:
+    """The paper's number as it is printed there, one decimal or, for large costs, none; ± the deviation it prints.
+
+    Nothing if the paper has none.
+    """
+    return " ± ".join(f"{one:.1f}" if one < 200 else f"{one:.0f}" for one in (value, std) if one is not None)
 
 
 def as_csv(table: Table) -> str:
@@ -259,12 +274,12 @@ def as_csv(table: Table) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     facts = ["scale", "threat", "seeds_wanted", "versions"]
-    writer.writerow(["part", "row", "column", "metric", "data", "mean", "std", "seeds", "paper", *facts])
+    writer.writerow(["part", "row", "column", "metric", "data", "mean", "std", "seeds", "paper", "paper_std", *facts])
     versions = ";".join(f"{name}={'+'.join(found)}" for name, found in table.versions.items())
     wanted = ";".join(str(seed) for seed in table.seeds)
     for n in table.numbers:
-        own = [n.part, n.row, n.column, n.metric, n.data, n.mean, n.std, ";".join(map(str, n.seeds)), n.paper]
-        writer.writerow([*own, table.scale.name, table.threat, wanted, versions])
+        own = [n.part, n.row, n.column, n.metric, n.data, n.mean, n.std, ";".join(map(str, n.seeds))]
+        writer.writerow([*own, n.paper, n.paper_std, table.scale.name, table.threat, wanted, versions])
     return text.getvalue()
 
 
