@@ -29,7 +29,7 @@ from fedrbn.reproduce.scales import SCALES, scaled
 from fedrbn.storage import RunDirectory
 
 NAMES = declarations.names()
-OURS = ("choices", "domains", "plus", "plus-choice", "plus-parts", "strong", "transfer")
+OURS = ("bn-clusters", "bn-shift", "choices", "domains", "plus", "plus-choice", "plus-parts", "strong", "transfer")
 """Those that are not the paper's."""
 SMOKE = SCALES["smoke"]
 
@@ -180,7 +180,7 @@ def keys(found: Iterable[Cell]) -> set[str]:
     return {run.key() for c in found for run in c.runs}
 
 
-@pytest.mark.parametrize("name", ["convergence", "domain-wise", "attacks", "bn-divergence"])
+@pytest.mark.parametrize("name", ["convergence", "domain-wise", "attacks", "bn-divergence", "bn-shift", "bn-clusters"])
 def test_views_need_no_run_of_their_own(name: str) -> None:
     assert keys(cells(name)) <= keys(cells("benchmark"))
 
