@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from fedrbn.assembly import assemble
+from fedrbn.cli import app
 from fedrbn.config import Experiment
 from fedrbn.figures import bn_shift as figure
 from fedrbn.figures.sources import FigureError, Request
@@ -147,3 +149,9 @@ def test_the_figure_has_a_line_for_each_threat_model_and_a_yardstick(trained: Pa
 def test_two_runs_of_one_threat_model_are_refused(trained: Path) -> None:
     with pytest.raises(FigureError, match="at most one of each threat model"):
         figure.bn_shift(Request(runs=(trained, trained)))
+
+
+def test_without_runs_the_figure_asks_for_the_benchmarks_at_the_scale_of_published_tables(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["figure", "bn-shift", "--scale", "full", "--store", str(tmp_path)])
+    assert isinstance(done.exception, FigureError)
+    assert "fedrbn reproduce benchmark --scale full --seeds 1 --only 'Digits/FedRBN λ=0.5/20 %'" in str(done.exception)

@@ -20,7 +20,7 @@ def figure(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="FILE.svg and FILE.png are written (default: figures/NAME).")
     ] = None,
-    scale: Annotated[Literal["smoke", "cpu", "paper"], typer.Option(help="As for reproduce.")] = "cpu",
+    scale: Annotated[Literal["smoke", "cpu", "full", "paper"], typer.Option(help="As for reproduce.")] = "cpu",
     seeds: Annotated[str | None, typer.Option(help="Only these seeds, separated by commas; default all.")] = None,
     threat: Annotated[Literal["pixel", "authors-release"], typer.Option(help="As for reproduce.")] = "pixel",
     data: Annotated[
