@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from fedrbn.assembly import assemble
+from fedrbn.cli import app
 from fedrbn.config import Experiment
 from fedrbn.figures import bn_shift as figure
 from fedrbn.figures.sources import FigureError, Request
@@ -54,14 +56,20 @@ def test_a_calibrated_network_has_the_statistics_of_its_images(trained: Path) ->
     net = bn_shift.calibrated(load(trained).net, client)
     # PyTorch's running variance is n/(n − 1) times that of the n = images × positions. Without that factor, every layer
     # sees exactly the statistics that its BN_c holds.
-    images, positions = 8, (28 * 28, 14 * 14, 7 * 7, 1, 1)
+    images, positions = len(bn_shift.held_out(client)), (28 * 28, 14 * 14, 7 * 7, 1, 1)
     layers = bn_shift._layers(net)
     for layer, count in zip(layers, positions, strict=True):
         layer.clean.running_var.mul_(1 - 1 / (images * count))
-    entering = bn_shift.moments(net, client.test.first(bn_shift.IMAGES).pixels(slice(None))[0])
+    entering = bn_shift.moments(net, bn_shift.held_out(client).pixels(slice(None))[0])
     for layer, found in zip(layers, entering, strict=True):
         torch.testing.assert_close(layer.clean.running_mean.double(), found.mean, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(layer.clean.running_var.double(), found.variance, atol=1e-5, rtol=1e-4)
+
+
+def test_one_test_image_is_enough_because_validation_images_are_held_out_too(tiny: Callable[..., Experiment]) -> None:
+    client = assemble(tiny(federation={"test_samples": 1})).federation.clients[0]
+    assert len(client.test) == 1
+    assert len(bn_shift.held_out(client)) == 1 + len(client.validation) > 2
 
 
 def test_an_at_user_speaks_for_its_domain(trained: Path) -> None:
@@ -141,3 +149,9 @@ def test_the_figure_has_a_line_for_each_threat_model_and_a_yardstick(trained: Pa
 def test_two_runs_of_one_threat_model_are_refused(trained: Path) -> None:
     with pytest.raises(FigureError, match="at most one of each threat model"):
         figure.bn_shift(Request(runs=(trained, trained)))
+
+
+def test_without_runs_the_figure_asks_for_the_benchmarks_at_the_scale_of_published_tables(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["figure", "bn-shift", "--scale", "full", "--store", str(tmp_path)])
+    assert isinstance(done.exception, FigureError)
+    assert "fedrbn reproduce benchmark --scale full --seeds 1 --only 'Digits/FedRBN λ=0.5/20 %'" in str(done.exception)

@@ -35,7 +35,10 @@ from fedrbn.reproduce.scales import SCALES, scaled
 from fedrbn.storage import RunDirectory
 
 NAMES = declarations.names()
-OURS = ("choices", "domains", "fedrob-choice", "plus", "plus-choice", "plus-parts", "strong", "transfer")
+OURS = (
+    "bn-clusters", "bn-shift", "choices", "domains", "fedrob-choice", "plus", "plus-choice", "plus-parts", "strong",
+    "transfer",
+)  # fmt: skip
 """Those that are not the paper's."""
 SMOKE = SCALES["smoke"]
 PGD7 = {"benchmark": "20 %", "highlight": "12 %"}
@@ -257,6 +260,8 @@ def keys(found: Iterable[Cell]) -> set[str]:
         ("convergence", "benchmark"),
         ("domain-wise", "benchmark"),
         ("bn-divergence", "benchmark"),
+        ("bn-shift", "benchmark"),
+        ("bn-clusters", "benchmark"),
         ("attacks", "highlight"),
     ],
 )

@@ -213,7 +213,7 @@ def test_the_command_writes_svg_and_png(name: str, with_numbers: WithNumbers, tm
 def test_every_figure_is_listed() -> None:
     done = CliRunner().invoke(app, ["figure", "--list"])
     assert done.exit_code == 0
-    assert len(catalogue.FIGURES) == 20
+    assert len(catalogue.FIGURES) == 21
     for name, entry in catalogue.FIGURES.items():
         assert f" {name} " in done.stdout
         assert entry.experiment in declarations.names()

@@ -56,8 +56,8 @@ def drawn(found: Mapping[str, Mapping[str, float]], runs: Mapping[str, Path]) ->
     figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))
     below = (
         "Input of each batch-norm layer for clean and attacked images, mean over channels and domains; bands reach "
-        f"from the lowest to the highest domain; at most {IMAGES} test images of one user for each domain. Grey: clean "
-        "images of two domains instead. Log scale."
+        f"from the lowest to the highest domain; at most {IMAGES} held-out images of one user for each domain. Grey: "
+        "clean images of two domains instead. Log scale."
     )
     return style.finish(figure, " ".join([below, *(f"Run: {described(path)}." for path in runs.values())]))
 

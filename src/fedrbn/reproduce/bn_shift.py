@@ -16,9 +16,9 @@ Signs are dropped before the mean over channels, because a layer has as many tha
 | `stored` | the trained network again, but with its own BN_a and BN_c as (μ̃, σ̃²) and (μ, σ²): no images |
 | `domains` | the trained networks of two domains, each with its own clean images, in place of x and x̃: a yardstick |
 
-The attack is the run's own, through BN_c. One user speaks for each domain, an AT user if there is one. A text such as
-`shift trained 1 mean` is of layer 1 and the mean over domains; `lowest` and `highest` are its smallest and largest
-domain, `variance` is the variance shift.
+The attack is the run's own, through BN_c. One user speaks for each domain, an AT user if there is one, with images that
+it did not train on. A text such as `shift trained 1 mean` is of layer 1 and the mean over domains; `lowest` and
+`highest` are its smallest and largest domain, `variance` is the variance shift.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from fedrbn.assembly import Assembly, assemble
 from fedrbn.attacks import PGD, Attack
-from fedrbn.data.samples import Client
+from fedrbn.data.samples import Client, Samples
 from fedrbn.evaluation import attack_through, logits_of
 from fedrbn.loading import Trained, load
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, set_momentum
@@ -46,7 +46,7 @@ from fedrbn.storage import RunDirectory
 from fedrbn.types import Branch, Role, Stats
 
 IMAGES = 100
-"""Most test images of a user."""
+"""Most images of a user."""
 
 
 @dataclass(frozen=True)
@@ -110,18 +110,25 @@ def speakers(clients: Iterable[Client]) -> list[Client]:
     return list(found.values())
 
 
+def held_out(client: Client) -> Samples:
+    """Images that nobody trained on: test images, then those for validation, because a scale may leave one to test."""
+    parts = (client.test, client.validation)
+    both = Samples(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+    return both.first(IMAGES)
+
+
 def calibrated(net: DualNet, client: Client) -> DualNet:
     """A copy whose BN_c has the statistics of the user's clean images, layer after layer."""
     made = copy.deepcopy(net).eval()
     set_momentum(made, 1.0)
     with torch.no_grad():
-        made(client.test.first(IMAGES).pixels(slice(None))[0], Branch.CLEAN, Stats.BATCH)
+        made(held_out(client).pixels(slice(None))[0], Branch.CLEAN, Stats.BATCH)
     return made
 
 
 def attacked_moments(net: DualNet, client: Client, assembly: Assembly) -> tuple[list[Moments], list[Moments]]:
     """Of each layer, the moments for the user's clean images and for the same images attacked."""
-    x, y = client.test.first(IMAGES).pixels(slice(None))
+    x, y = held_out(client).pixels(slice(None))
     random = generator(assembly.experiment.run.seed, "bn shift", client.id)
     attacked = attack_through(assembly.adversary, [logits_of(net, Branch.CLEAN)], x, y, random)
     return moments(net, x), moments(net, attacked)
@@ -129,7 +136,7 @@ def attacked_moments(net: DualNet, client: Client, assembly: Assembly) -> tuple[
 
 def clipped_moments(net: DualNet, client: Client, attack: Attack) -> tuple[list[Moments], list[Moments]]:
     """Of each layer, the moments for the user's clean images, and for the same images clipped as the attack clips."""
-    x, _ = client.test.first(IMAGES).pixels(slice(None))
+    x, _ = held_out(client).pixels(slice(None))
     lowest, highest = attack.box if isinstance(attack, PGD) else (0.0, 1.0)
     return moments(net, x), moments(net, x.clamp(lowest, highest))
 
