@@ -17,7 +17,7 @@ from torch import Tensor
 from fedrbn.federated.aggregation import Layout
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.state import tensors
-from fedrbn.types import Member, Role, Tensors, Upload
+from fedrbn.types import Answers, Failure, Member, Role, Tensors, Upload
 
 LARGEST_STATISTIC = 1e6
 """Means and variances may move by so many times their former size, or so many units: pixels lie in [0, 1]."""
@@ -93,11 +93,11 @@ class Gate:
                 "Its data has changed, or it misstates its weight in the mean: register it anew."
             )
         loss = upload.metrics.get("loss")
-        if not isinstance(loss, float | int) or not math.isfinite(loss):
+        if not _is_number(loss):
             yield f"got {loss!r} as the training loss; expected a number. {_DIVERGED}"
-        strange = next((k for k, v in upload.metrics.items() if not isinstance(v, float | int)), None)
+        strange = next((name for name, value in upload.metrics.items() if not _is_number(value)), None)
         if strange is not None:
-            yield f"got metric {strange!r} that is no number; expected numbers only. Look at the client's program."
+            yield f"got metric {strange!r} that is no number; expected finite numbers. Look at the client's program."
 
     def _wrong_values(self, values: Mapping[str, Tensor], distances: Mapping[str, float]) -> Iterator[str]:
         for name, tensor in values.items():
@@ -124,6 +124,53 @@ class Gate:
                             f"got statistics of norm {length(values[name]):.3g} in {where}, which were {size:.3g}; "
                             f"expected them to move by at most {LARGEST_STATISTIC:.0e} times that. {_DIVERGED}"
                         )
+
+
+def malformed(result: object) -> str | None:
+    """Why this is no answer of any kind: what is in it has not the types that it should have; None if it has."""
+    if not isinstance(result, Upload | Answers | Failure):
+        return (
+            f"got a {type(result).__name__} from the executor; expected an Upload, Answers or a Failure. Look at the "
+            "executor's program."
+        )
+    wrong = next(_wrong_types(result), None)
+    return wrong and f"got {wrong} in an answer. Look at the client's and the executor's programs."
+
+
+def _wrong_types(result: Upload | Answers | Failure) -> Iterator[str]:
+    """What in a result is of another type than `fedrbn.types` says, and what was expected."""
+    for name, kind in (("client", str), ("round", int)):
+        if not isinstance(getattr(result, name), kind):
+            yield f"{name} = {getattr(result, name)!r}; expected {kind.__name__}"
+    if isinstance(result, Failure) and not isinstance(result.cause, str):
+        yield f"cause = {result.cause!r}; expected text"
+    if isinstance(result, Upload):
+        yield from _wrong_tensors("shared", result.shared)
+        yield from _wrong_tensors("personal", result.personal)
+        if not isinstance(result.metrics, dict) or not all(isinstance(name, str) for name in result.metrics):
+            yield f"metrics of type {type(result.metrics).__name__}; expected numbers by name"
+    if isinstance(result, Answers):
+        yield from _wrong_tensors("correct", result.correct)
+        if any(tensor.dtype != torch.bool or tensor.ndim != 1 for tensor in result.correct.values()):
+            yield "answers that are not one boolean per sample; expected that"
+
+
+def _wrong_tensors(part: str, given: object) -> Iterator[str]:
+    if not isinstance(given, dict):
+        yield f"{part} of type {type(given).__name__}; expected tensors by name"
+        return
+    for name, tensor in given.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            yield f"a {type(tensor).__name__} as {part} {name!r}; expected a tensor"
+        elif tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.requires_grad:
+            yield f"{part} tensor {name!r}, which is sparse, on a device or part of a graph; expected a CPU tensor"
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return isinstance(value, float | int) and math.isfinite(value)
+    except OverflowError:  # an integer that is larger than any float
+        return False
 
 
 def layer_of(tensor: str) -> str:
