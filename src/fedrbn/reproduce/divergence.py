@@ -27,9 +27,10 @@ from fedrbn.assembly import assemble
 from fedrbn.data.samples import Federation
 from fedrbn.federated.propagation import similarity
 from fedrbn.loading import load
+from fedrbn.files import Folder
 from fedrbn.nets.state import batch_norms
 from fedrbn.randomness import derive
-from fedrbn.storage import RunDirectory, write_atomically
+from fedrbn.storage import RunDirectory
 
 SIDE = 14
 MOST_IMAGES = 1000
@@ -51,15 +52,16 @@ def measure(path: Path) -> dict[str, float]:
     both = [[value for text, value in found.items() if text.startswith(kind)] for kind in ("similarity", "divergence")]
     if all(len(set(values)) > 1 for values in both):  # a rank correlation with a constant is undefined
         found["correlation"] = float(spearmanr(*both).statistic)
-    write_atomically(path / _FILE, json.dumps(found, indent=1).encode())
+    Folder(path).write(_FILE, json.dumps(found, indent=1).encode())
     return found
 
 
 def stored(path: Path) -> dict[str, float] | None:
     """What `measure` found before; None if it has not been asked."""
-    if not (path / _FILE).is_file():
+    folder = Folder(path)
+    if not folder.exists(_FILE):
         return None
-    return {str(text): float(value) for text, value in json.loads((path / _FILE).read_text(encoding="utf-8")).items()}
+    return {str(text): float(value) for text, value in json.loads(folder.read(_FILE)).items()}
 
 
 def similarities(path: Path, federation: Federation) -> dict[tuple[str, str], float]:
