@@ -70,6 +70,7 @@ def run(
     """
     assembly = assemble(experiment, network, data)
     with RunDirectory.creating(Path(path), assembly.experiment, force=force) as directory:
+        directory.recover()
         return _finish(assembly, directory, watcher)
 
 
@@ -90,8 +91,9 @@ def resume(
     finished = evaluations(directory)
     if finished:
         return finished[0]
-    assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
     with directory.locked():
+        directory.recover()  # first: what cannot be continued is refused before the data are loaded
+        assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
         return _finish(assembly, directory, watcher)
 
 
@@ -108,18 +110,20 @@ def evaluate(
     directory = RunDirectory.open(Path(path))
     if not directory.records("evaluations.jsonl"):  # the first record is the one that ends the training
         raise StorageError(f"got run {path}, which is not finished; expected a trained one. Continue it with --resume.")
-    assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
-    chosen = directory.checkpoint("best") or directory.checkpoint("last")
-    if chosen is None:
-        raise StorageError(f"got run {path} without a checkpoint; expected a trained one. Train it again with --force.")
-    with directory.locked(), assembly.executor() as execute:
-        directory.tidy()
-        return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), examination, watcher)
+    with directory.locked():
+        directory.tidy()  # first: what cannot be used is refused before the data are loaded
+        chosen = directory.checkpoint("best") or directory.checkpoint("last")
+        if chosen is None:
+            raise StorageError(
+                f"got run {path} without a checkpoint; expected a trained one. Train it again with --force."
+            )
+        assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
+        with assembly.executor() as execute:
+            return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), examination, watcher)
 
 
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
-    """Train what is left and evaluate. The caller holds the directory's lock."""
-    directory.recover()
+    """Train what is left and evaluate. The caller holds the directory's lock and has recovered it."""
     last = directory.checkpoint("last")
     if last is not None and last.state.round < assembly.plan.rounds:
         _ensure_remembered(assembly, directory, last)

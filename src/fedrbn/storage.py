@@ -222,7 +222,8 @@ class RunDirectory:
         for place in (".", "answers", *self.folder.folders("clients")):
             for leftover in self.folder.leftovers(place):
                 self.folder.remove(leftover)
-        for name in ("rounds.jsonl", "evaluations.jsonl"):
+        stopped = ["stops.jsonl"] if self.folder.exists("stops.jsonl") else []
+        for name in ("rounds.jsonl", "evaluations.jsonl", *stopped):
             self._rewrite(name, self.records(name))
 
     def _rewrite(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
