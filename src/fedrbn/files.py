@@ -68,6 +68,14 @@ class Folder:
         except OSError as error:
             raise cannot_read(self.path / name, error) from error
 
+    def ensure_file(self, name: str) -> None:
+        """Refuse anything of this name that is not a file of the folder's own."""
+        try:
+            with suppress(FileNotFoundError), self._place(name) as (folder, last):
+                self._ensure_own(folder, last, name)
+        except OSError as error:
+            raise cannot_read(self.path / name, error) from error
+
     def names(self, name: str = ".") -> list[str]:
         """The names in a folder, sorted; none if it is not there."""
         try:

@@ -46,6 +46,17 @@ _MOST_SIDE = 4096
 _MOST_SHOWN = 3
 """Settings that an error names."""
 _LOCK = ".lock"
+_FILES = (
+    "federation.json",
+    "rounds.jsonl",
+    "evaluations.jsonl",
+    "stops.jsonl",
+    "last.safetensors",
+    "last.previous.safetensors",
+    "best.safetensors",
+    "best.previous.safetensors",
+)
+"""What a run writes besides its lock, its config and its folders."""
 
 
 class StorageWarning(UserWarning):
@@ -105,8 +116,7 @@ class RunDirectory:
 
     def _clear(self) -> None:
         """Remove what belongs to a run, and nothing else; a link is removed itself."""
-        kinds = [f"{kind}{age}.safetensors" for kind in ("last", "best") for age in ("", ".previous")]
-        for name in ("federation.json", "rounds.jsonl", "evaluations.jsonl", "stops.jsonl", *kinds):
+        for name in _FILES:
             self.folder.remove(name)
         for name in ("answers", "clients"):
             self.folder.remove_folder(name)
@@ -218,7 +228,9 @@ class RunDirectory:
         self._rewrite("rounds.jsonl", rounds)
 
     def tidy(self) -> None:
-        """Drop what a crash left half written: files, and lines that were cut off."""
+        """Drop what a crash left half written: files, and lines that were cut off. Refuses what no run has written."""
+        for name in ("config.toml", *_FILES):
+            self.folder.ensure_file(name)
         for place in (".", "answers", *self.folder.folders("clients")):
             for leftover in self.folder.leftovers(place):
                 self.folder.remove(leftover)
