@@ -131,7 +131,11 @@ HARMS: dict[str, Callable[[Path, Path], None]] = {
     "a folder": folder,
     "a sparse file": sparse,
 }
-FOLDER_HARMS: dict[str, Callable[[Path, Path], None]] = {"a linked folder": linked_folder, "a pipe": pipe, "a file": link}
+FOLDER_HARMS: dict[str, Callable[[Path, Path], None]] = {
+    "a linked folder": linked_folder,
+    "a pipe": pipe,
+    "a file": link,
+}
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run": ("run", "-q", "--rounds", "1", "--out"),
@@ -187,7 +191,7 @@ def contents(place: Path) -> dict[str, bytes]:
 
 
 def attempt(run: Path, name: str, harm: Callable[[Path, Path], None], use: str, place: Path) -> str:
-    """Plant the harm in a copy of the run and use it; fails if anything outside changes, hangs or ends in a traceback."""
+    """Plant the harm in a copy of the run and use it: nothing outside may change, and nothing hang."""
     place.mkdir()
     copy = place / "run"
     shutil.copytree(run, copy)

@@ -22,6 +22,9 @@ from fedrbn.types import Answers, Failure, Member, Role, Tensors, Upload
 LARGEST_STATISTIC = 1e6
 """Means and variances may move by so many times their former size, or so many units: pixels lie in [0, 1]."""
 
+_MOST_ROUNDS = 2**31
+_MOST_SHOWN = 100
+"""Characters of a wrong value in a message."""
 _DIVERGED = "The client's training has diverged: lower train.lr, or look at its data."
 
 
@@ -89,12 +92,12 @@ class Gate:
     def _wrong_facts(self, upload: Upload) -> Iterator[str]:
         if type(upload.samples) is not int or upload.samples != self.member.samples:
             yield (
-                f"got {upload.samples!r} samples; expected the {self.member.samples} that the client registered with. "
-                "Its data has changed, or it misstates its weight in the mean: register it anew."
+                f"got {_shown(upload.samples)} samples; expected the {self.member.samples} that the client registered "
+                "with. Its data has changed, or it misstates its weight in the mean: register it anew."
             )
         loss = upload.metrics.get("loss")
         if not _is_number(loss):
-            yield f"got {loss!r} as the training loss; expected a number. {_DIVERGED}"
+            yield f"got {_shown(loss)} as the training loss; expected a number. {_DIVERGED}"
         strange = next((name for name, value in upload.metrics.items() if not _is_number(value)), None)
         if strange is not None:
             yield f"got metric {strange!r} that is no number; expected finite numbers. Look at the client's program."
@@ -139,11 +142,12 @@ def malformed(result: object) -> str | None:
 
 def _wrong_types(result: Upload | Answers | Failure) -> Iterator[str]:
     """What in a result is of another type than `fedrbn.types` says, and what was expected."""
-    for name, kind in (("client", str), ("round", int)):
-        if not isinstance(getattr(result, name), kind):
-            yield f"{name} = {getattr(result, name)!r}; expected {kind.__name__}"
+    if not isinstance(result.client, str):
+        yield f"client = {_shown(result.client)}; expected text"
+    if not isinstance(result.round, int) or not abs(result.round) < _MOST_ROUNDS:
+        yield f"round = {_shown(result.round)}; expected a whole number"
     if isinstance(result, Failure) and not isinstance(result.cause, str):
-        yield f"cause = {result.cause!r}; expected text"
+        yield f"cause = {_shown(result.cause)}; expected text"
     if isinstance(result, Upload):
         yield from _wrong_tensors("shared", result.shared)
         yield from _wrong_tensors("personal", result.personal)
@@ -161,9 +165,17 @@ def _wrong_tensors(part: str, given: object) -> Iterator[str]:
         return
     for name, tensor in given.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            yield f"a {type(tensor).__name__} as {part} {name!r}; expected a tensor"
+            yield f"a {type(tensor).__name__} as {part} {_shown(name)}; expected a tensor"
         elif tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.requires_grad:
             yield f"{part} tensor {name!r}, which is sparse, on a device or part of a graph; expected a CPU tensor"
+
+
+def _shown(value: object) -> str:
+    """A value of any type as a message shows it: not a page of it, and not a number that Python will not write."""
+    try:
+        return repr(value)[:_MOST_SHOWN]
+    except Exception:  # it is somebody else's class
+        return f"a value of type {type(value).__name__} that cannot be shown"
 
 
 def _is_number(value: object) -> bool:

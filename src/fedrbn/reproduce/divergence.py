@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from fedrbn.assembly import assemble
 from fedrbn.data.samples import Federation
 from fedrbn.federated.propagation import similarity
-from fedrbn.loading import load
 from fedrbn.files import Folder
+from fedrbn.loading import load
 from fedrbn.nets.state import batch_norms
 from fedrbn.randomness import derive
 from fedrbn.storage import RunDirectory
