@@ -200,7 +200,7 @@ class Folder:
         try:
             with self._place(name) as (folder, last):
                 flags = os.O_RDWR | os.O_CREAT if make else os.O_RDONLY
-                return os.fdopen(self._open(folder, last, name, flags), "r+b" if make else "rb", buffering=0)
+                return os.fdopen(self._open(folder, last, name, flags), "r+b" if make else "rb", 0)
         except FileNotFoundError as error:
             if not make:
                 return None
