@@ -48,6 +48,7 @@ def main() -> None:
         add(kills.of_the_whole_group(folder / "group", tries(4), random))
         add(kills.at_random_moments(folder / "moments", data, tries(50), random))
         add(kills.at_every_step_of_writing(folder / "steps", data, tries(100), random))
+        add(kills.by_another_creator(folder / "creators", data, tries(20)))
         add(*disks.rows(folder / "disks", data, tries(10), random))
         # From here on this process trains itself and has threads: no more forks.
         add(*clients.rows(data, tries(25), tries(6), random))

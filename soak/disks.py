@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import warnings
@@ -15,10 +16,10 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from fedrbn import nets, runs
+from fedrbn import config, nets, runs
 from fedrbn.storage import RunDirectory, StorageError
 from soak.kills import Data, finish, reference, train
-from soak.setting import LostError, Row, ensure_same, experiment, fork, wait
+from soak.setting import SETTINGS, LostError, Row, ensure_same, experiment, fingerprint, fork, wait
 
 Harm = Callable[[Path, np.random.Generator], None]
 
@@ -39,6 +40,9 @@ def rows(folder: Path, data: Data, tries: int, random: np.random.Generator) -> l
     found.append(_full(folder, data, tries, expected, random))
     found.append(_read_only(tries))
     found += _foreign(folder, data, tries)
+    found.append(_planted(folder, tries, random))
+    found.append(_edited(folder, tries, random))
+    found.append(_forgotten(folder, data, tries))
     return found
 
 
@@ -135,6 +139,69 @@ def _foreign(folder: Path, data: Data, tries: int) -> list[Row]:
     ]
 
 
+FILES = (
+    ".lock", "config.toml", "federation.json", "rounds.jsonl", "evaluations.jsonl", "stops.jsonl", "last.safetensors",
+    "last.previous.safetensors", "best.safetensors", "best.previous.safetensors", "answers", "clients",
+)  # fmt: skip
+"""Everything that a run directory can hold."""
+
+
+def _planted(folder: Path, tries: int, random: np.random.Generator) -> Row:
+    """A link, a linked folder, a pipe or a socket under a name of the run's: refused, and what it leads to is left."""
+    outside = folder / "outside"
+    outside.mkdir()
+    (outside / ".precious.tmp").write_text("dear")
+    plants: list[Callable[[Path], object]] = [
+        lambda path: path.symlink_to(outside / ".precious.tmp"),
+        lambda path: path.symlink_to(outside),
+        lambda path: path.symlink_to(outside / "new"),
+        os.mkfifo,
+    ]
+    for number in range(tries):
+        for name in FILES:
+            path = folder / f"planted-{number}-{name}"
+            shutil.copytree(folder / "half", path)
+            shutil.rmtree(path / name, ignore_errors=True)
+            (path / name).unlink(missing_ok=True)
+            plants[int(random.integers(len(plants)))](path / name)
+            _refused(partial(runs.resume, path))
+            if [(file.name, file.read_text()) for file in outside.iterdir()] != [(".precious.tmp", "dear")]:
+                raise LostError(f"got a change outside of {path} through {name}; expected none.")
+    return Row("a link or a pipe in place of a file or folder of the run", tries * len(FILES), "refused, naming it")
+
+
+def _edited(folder: Path, tries: int, random: np.random.Generator) -> Row:
+    """A setting changed in config.toml while the run was interrupted."""
+    changes = {"train": {"lr": 0.06, "rounds": 4}, "run": {"seed": 2}, "attack": {"eps": 0.01}}
+    settings = [(section, key, value) for section, keys in changes.items() for key, value in keys.items()]
+    for number in range(tries):
+        path = folder / f"edited-{number}"
+        shutil.copytree(folder / "half", path)
+        values = RunDirectory.open(path).experiment().model_dump(mode="json", exclude_none=True)
+        changed = config.with_settings(values, [settings[int(random.integers(len(settings)))]])
+        (path / "config.toml").write_text(config.from_values(changed).to_toml())
+        _refused(partial(runs.resume, path))
+    return Row("a setting changed in the middle of a run", tries, "refused, naming the setting and both values")
+
+
+def _forgotten(folder: Path, data: Data, tries: int) -> Row:
+    """What clients of Free AT remember is removed; once it is put back, the run ends as if nothing had happened."""
+    free = config.make(config.with_settings(SETTINGS, [("method", "name", "fatavg-free"), ("method", "replays", 1)]))
+    wait(fork(partial(runs.run, free, folder / "free", data=data), folder / "log"))
+    wait(fork(partial(runs.run, free, folder / "free-half", data=data, watcher=_Stop()), folder / "log"))
+    for number in range(tries):
+        path = folder / f"forgotten-{number}"
+        shutil.copytree(folder / "free-half", path)
+        shutil.rmtree(path / "clients")
+        _refused(partial(runs.resume, path, data=data))
+        shutil.copytree(folder / "free-half" / "clients", path / "clients")
+        finish(path, data, folder)
+        ensure_same(path, fingerprint(folder / "free"), "a lost memory that was put back")
+    return Row(
+        "what clients remember is lost", tries, "refused, naming the client; put back: ended with the same bytes"
+    )
+
+
 def _refused(use: Callable[[], object]) -> None:
     try:
         with warnings.catch_warnings():
@@ -144,4 +211,4 @@ def _refused(use: Callable[[], object]) -> None:
         if "expected" not in str(error):
             raise
         return
-    raise LostError("got a foreign checkpoint that was used; expected it to be refused.")
+    raise LostError("got something foreign that was used; expected it to be refused.")

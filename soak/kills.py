@@ -155,6 +155,19 @@ class _Torn:
         self.file.close()
 
 
+def by_another_creator(folder: Path, data: Data, tries: int) -> Row:
+    """Two processes begin a run in the same directory at the same moment: one trains, the other is refused."""
+    expected, _ = reference(folder, data)
+    for number in range(tries):
+        path = folder / f"both-{number}"
+        begin = partial(runs.run, experiment(), path, data=data)
+        ended = sorted(wait(pid) for pid in [fork(begin, folder / "log") for _ in range(2)])
+        if ended != [0, 1]:
+            raise LostError(f"got exit codes {ended} of two runs in one directory; expected one run and one refusal.")
+        ensure_same(path, expected, "a second creator")
+    return Row("two processes begin the same run directory at once", tries, "one trains, the other is refused")
+
+
 def of_the_whole_group(folder: Path, kills: int, random: np.random.Generator) -> Row:
     """`fedrbn run` with two worker processes, all of them killed at once after it has begun to write."""
     expected, _ = reference(folder)

@@ -29,7 +29,7 @@ def test_float32_is_no_special_precision() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has an accelerator, and may have bfloat16")
 def test_bfloat16_is_refused_where_the_device_has_no_instructions_for_it() -> None:
-    with pytest.raises(ValueError, match=r"run\.precision = 'bfloat16' on a cuda without .*Use run\.precision = 'auto'"):
+    with pytest.raises(ValueError, match=r"'bfloat16' on a cuda without .*Use run\.precision = 'auto'"):
         pick_precision("bfloat16", torch.device("cuda"))
 
 

@@ -412,7 +412,7 @@ def test_a_checkpoint_of_another_federation_or_network_is_refused(trained: Path,
     config = (path / "config.toml").read_text()
     assert "width = 0.0625" in config
     (path / "config.toml").write_text(config.replace("width = 0.0625", "width = 0.125"))
-    with pytest.raises(ValueError, match="These weights belong to another network"):
+    with pytest.raises(StorageError, match=r"model\.width = 0\.125 \(in the checkpoint 0\.0625\)"):
         fedrbn.load(path)
 
 

@@ -11,6 +11,7 @@ depend on processor and library versions: compare those of one machine.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from typing import Any
 from safetensors import safe_open
 
 from fedrbn.cli import app
+from fedrbn.federated.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 TINY = (
@@ -62,8 +64,6 @@ def _numbers(value: Any) -> Any:
 
 def embedded(folder: Path) -> dict[str, str]:
     """The demo, and every method."""
-    from fedrbn.federated.methods import METHODS
-
     found = {}
     demo = folder / "demo"
     fedrbn("run", str(ROOT / "experiments/demo.toml"), "--rounds", "3", "--out", str(demo), "-q")
@@ -79,9 +79,8 @@ def embedded(folder: Path) -> dict[str, str]:
 def over_flower(folder: Path) -> dict[str, str]:
     """A small federation whose jobs and results travel as Flower messages."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from flower.small import experiment, served
-
-    served(folder, "flower", experiment())
+    small = importlib.import_module("flower.small")
+    small.served(folder, "flower", small.experiment())
     return {"flower": digest(folder / "flower")}
 
 

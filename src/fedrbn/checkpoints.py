@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import safetensors
@@ -14,7 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedrbn.files import StorageError
+from fedrbn.config import Experiment, from_values
+from fedrbn.files import Folder, StorageError
 from fedrbn.types import ServerState
 
 FORMAT = "fedrbn-state/2"
@@ -41,11 +41,23 @@ class Best:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What a client remembers (`federated.memory`): from which round it is, and the digest of it."""
+
+    round: int
+    digest: str
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """A state of the server, and the best round so far."""
+    """A state of the server, the best round so far, and what both belong to."""
 
     state: ServerState
     best: Best | None
+    experiment: Experiment | None = None
+    """Whose state it is, without the settings that decide no number; None in files of versions that did not say."""
+    memory: dict[str, Memory] | None = None
+    """Which clients remember something, and what; None in files of versions that did not say."""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
@@ -61,14 +73,19 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "clients": list(state.personal),
         "best": None if best is None else [best.round, best.score],
     }
-    facts["digest"] = _digest(tensors, facts)
+    if checkpoint.experiment is not None:
+        facts["experiment"] = checkpoint.experiment.deciding()
+    if checkpoint.memory is not None:
+        facts["memory"] = {client: [kept.round, kept.digest] for client, kept in checkpoint.memory.items()}
+    facts["digest"] = digest(tensors, facts)
     return safetensors.torch.save(tensors, metadata={"fedrbn": json.dumps(facts)})
 
 
-def read(path: Path) -> Checkpoint:
+def read(folder: Folder, name: str) -> Checkpoint:
     """Read a checkpoint. One that is cut off or changed raises DamagedError, one of another version StorageError."""
+    path = folder.path / name
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
+        with folder.path_for_reading(name) as readable, safetensors.safe_open(readable, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["fedrbn"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
         if facts["format"] not in (FORMAT, _WITHOUT_DIGEST):
@@ -76,10 +93,10 @@ def read(path: Path) -> Checkpoint:
                 f"got checkpoint {path} of format {facts['format']!r}, which cannot be read by this version; expected "
                 f"{FORMAT}. Use the version of fedrbn that wrote it, or remove it and train again."
             )
-        if facts["format"] == FORMAT and facts.pop("digest") != _digest(tensors, facts):
+        if facts["format"] == FORMAT and facts.pop("digest") != digest(tensors, facts):
             raise ValueError("its digest is not that of its content")
         best = None if facts["best"] is None else Best(int(facts["best"][0]), float(facts["best"][1]))
-        return Checkpoint(_nested(tensors, facts), best)
+        return Checkpoint(_nested(tensors, facts), best, _experiment(facts), _memory(facts))
     except _DAMAGE as error:
         raise DamagedError(
             f"got checkpoint {path}, which cannot be read ({error}); expected {FORMAT}. It is damaged: put a copy "
@@ -87,13 +104,24 @@ def read(path: Path) -> Checkpoint:
         ) from error
 
 
-def _digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+def digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    """Sixty-four hex digits that name these tensors, with their names and types, and these facts."""
     hasher = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
+
+
+def _experiment(facts: Mapping[str, Any]) -> Experiment | None:
+    return from_values(facts["experiment"]) if "experiment" in facts else None
+
+
+def _memory(facts: Mapping[str, Any]) -> dict[str, Memory] | None:
+    if "memory" not in facts:
+        return None
+    return {str(client): Memory(int(number), str(digits)) for client, (number, digits) in facts["memory"].items()}
 
 
 def _flat(state: ServerState) -> dict[str, Tensor]:

@@ -49,6 +49,7 @@ __all__ = [
     "RunConfig",
     "TrainConfig",
     "from_toml",
+    "from_values",
     "make",
     "parse_setting",
     "read",
@@ -73,11 +74,25 @@ class Experiment(Section):
 
     def key(self) -> str:
         """Twelve hex digits that name this experiment's numbers: equal keys, equal results."""
+        return hashlib.sha256(json.dumps(self.deciding(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def deciding(self) -> dict[str, dict[str, Any]]:
+        """The settings that decide the numbers; `from_values` makes an experiment of the same key from them."""
         # Settings that are left open do not count, so that a new one does not rename the runs that were made before it.
         content = self.model_dump(mode="json", exclude={"run": {"workers", "out"}}, exclude_none=True)
         content |= {"faults": self.faults.model_dump(mode="json", exclude_defaults=True)}
-        content = {section: values for section, values in content.items() if values}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+        return {section: values for section, values in content.items() if values}
+
+    def differences(self, other: Experiment) -> list[tuple[str, Any, Any]]:
+        """The settings that decide the numbers and differ: (section.key, here, there), None where one is left open."""
+        ours, theirs = self.deciding(), other.deciding()
+        names = [
+            (section, key)
+            for section in type(self).model_fields
+            for key in sorted({*ours.get(section, {}), *theirs.get(section, {})})
+        ]
+        pairs = [(f"{s}.{k}", ours.get(s, {}).get(k), theirs.get(s, {}).get(k)) for s, k in names]
+        return [(name, here, there) for name, here, there in pairs if here != there]
 
     def run_name(self) -> str:
         """What its run directory is called where nobody says otherwise."""
@@ -139,6 +154,11 @@ def _given_name(values: Mapping[str, Any], section: str, default: str) -> str:
 def from_toml(text: str) -> Experiment:
     """The experiment that `Experiment.to_toml` wrote: nothing is filled in from a data set's defaults."""
     return _validated(_parsed(text))
+
+
+def from_values(values: Mapping[str, Any]) -> Experiment:
+    """The experiment that `Experiment.deciding` described: nothing is filled in from a data set's defaults."""
+    return _validated(values)
 
 
 def read(path: Path) -> dict[str, Any]:

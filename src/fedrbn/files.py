@@ -1,10 +1,46 @@
-"""Files that are whole or absent, whatever happens while they are written."""
+"""Files in a folder that somebody else may have filled: written whole or not at all, read up to a limit.
+
+A run directory can be copied from anywhere. Under the name of one of its files there may be a link to a file of yours,
+a pipe that nobody writes to, or gigabytes of zeros. So whatever is below such a folder is opened through a `Folder`:
+
+- no link is followed, neither in the name nor in the folders before it (`O_NOFOLLOW`, one handle per folder);
+- only regular files are opened, and opening never waits (`O_NONBLOCK`);
+- nothing is truncated: files are replaced as a whole, or appended to if they have no other name;
+- text is read up to a limit that is checked before memory is used.
+
+The folder itself is what the user named. It may be a link: a store of runs often lies on another disk.
+"""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+MOST_SETTINGS = 1 << 20
+"""Bytes of a config."""
+MOST_TEXT = 1 << 27
+"""Bytes of any other text: 128 MiB are the records of 1,000 clients over 1,000 rounds."""
+MOST_LINE = 1 << 24
+"""Bytes of one line: 16 MiB are a round of 100,000 clients."""
+_OWN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LEFTOVER = re.compile(r"\..*\.tmp", re.DOTALL)
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFREG: "a file",
+}
 
 
 class StorageError(RuntimeError):
@@ -13,46 +49,245 @@ class StorageError(RuntimeError):
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is never seen half written, even after a crash or with a full disk."""
-    try:
-        place_file(prepare_file(path, content), path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    Folder(path.parent).write(path.name, content)
 
 
-def prepare_file(path: Path, content: bytes) -> Path:
-    """Write the content beside the file it is for, safely on disk; returns where. If that fails nothing is left."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
+@dataclass(frozen=True)
+class Folder:
+    """What is below one folder. Names are relative to it, such as "clients/pen-0/3.safetensors"."""
+
+    path: Path
+
+    def exists(self, name: str) -> bool:
+        """Whether there is anything of this name, whatever it is."""
+        try:
+            with self._place(name) as (folder, last):
+                return _status(folder, last) is not None
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise cannot_read(self.path / name, error) from error
+
+    def ensure_file(self, name: str) -> None:
+        """Refuse anything of this name that is not a file of the folder's own."""
+        try:
+            with suppress(FileNotFoundError), self._place(name) as (folder, last):
+                self._ensure_own(folder, last, name)
+        except OSError as error:
+            raise cannot_read(self.path / name, error) from error
+
+    def names(self, name: str = ".") -> list[str]:
+        """The names in a folder, sorted; none if it is not there."""
+        try:
+            with self._place(f"{name}/.") as (folder, _):
+                return sorted(os.listdir(folder))  # noqa: PTH208  (of a handle)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise cannot_read(self.path / name, error) from error
+
+    def leftovers(self, name: str = ".") -> list[str]:
+        """What writers that were killed have left in a folder."""
+        return [f"{name}/{found}" for found in self.names(name) if _LEFTOVER.fullmatch(found)]
+
+    def folders(self, name: str) -> list[str]:
+        """The folders in a folder, and what is there in place of one; without plain files."""
+        found = []
+        with suppress(FileNotFoundError), self._place(f"{name}/.") as (folder, _):
+            for inner in sorted(os.listdir(folder)):  # noqa: PTH208  (of a handle)
+                status = _status(folder, inner)
+                if status is not None and not stat.S_ISREG(status.st_mode):
+                    found.append(f"{name}/{inner}")
+        return found
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file to read it."""
+        try:
+            with self._place(name) as (folder, last):
+                file = os.fdopen(self._open(folder, last, name, os.O_RDONLY), "rb")
+        except OSError as error:
+            raise cannot_read(self.path / name, error) from error
+        with file:
+            yield file
+
+    @contextmanager
+    def path_for_reading(self, name: str) -> Iterator[str]:
+        """A path for libraries that open files themselves: it leads to the very file that was looked at here."""
+        with self.reading(name) as file:
+            yield f"/dev/fd/{file.fileno()}"
+
+    def read(self, name: str, most: int = MOST_TEXT) -> bytes:
+        """The content of a file of at most so many bytes."""
+        with self.reading(name) as file:
+            self._ensure_small(name, os.fstat(file.fileno()).st_size, most)
+            content = file.read(most + 1)  # it may be growing
+        self._ensure_small(name, len(content), most)
+        return content
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """The whole lines of a file; an end that was cut off is left out."""
+        with self.reading(name) as file:
+            self._ensure_small(name, os.fstat(file.fileno()).st_size, MOST_TEXT)
+            total = 0
+            while line := file.readline(MOST_LINE + 1):
+                total += len(line)
+                self._ensure_small(name, total, MOST_TEXT)
+                if not line.endswith(b"\n"):
+                    self._ensure_small(name, len(line), MOST_LINE, "a line")
+                    return
+                yield line[:-1]
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file so that it is never seen half written; folders before it are made."""
+        self.place(self.prepare(name, content), name)
+
+    def prepare(self, name: str, content: bytes) -> str:
+        """Write the content beside the file it is for, safely on disk; returns its name there. If that fails nothing is
+        left."""
+        path = PurePosixPath(name)
+        temporary = f".{path.name}.{secrets.token_hex(4)}.tmp"
+        try:
+            with self._place(name, make=True) as (folder, last):
+                self._ensure_own(folder, last, name)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OWN
+                handle = os.open(temporary, flags, 0o600, dir_fd=folder)
+                try:
+                    with os.fdopen(handle, "wb") as file:
+                        file.write(content)
+                        file.flush()
+                        os.fsync(file.fileno())
+                except BaseException:
+                    os.unlink(temporary, dir_fd=folder)
+                    raise
+        except OSError as error:
+            raise cannot_write(self.path / name, error) from error
+        return str(path.with_name(temporary))
+
+    def place(self, temporary: str, name: str) -> None:
+        """Rename a prepared file into place, in place of what may be there."""
+        try:
+            self.move(temporary, name)
+        except BaseException:
+            self.remove(temporary)
+            raise
+
+    def move(self, name: str, other: str) -> None:
+        """Give a file another name in the same folder, in place of a file that may be there; survives a power cut."""
+        try:
+            with self._place(other) as (folder, last):
+                self._ensure_own(folder, last, other)
+                os.replace(PurePosixPath(name).name, last, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
+        except OSError as error:
+            raise cannot_write(self.path / other, error) from error
+
+    def append(self, name: str, line: str) -> None:
+        """Add a line to a file and make sure it is on disk. A crash may cut it off: readers leave out such an end."""
+        try:
+            with self._place(name) as (folder, last):
+                handle = self._open(folder, last, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                with os.fdopen(handle, "ab") as file:
+                    self._ensure_only_name(name, os.fstat(file.fileno()))
+                    file.write(f"{line}\n".encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(self.path / name, error) from error
+
+    def open_lock(self, name: str, *, make: bool) -> BinaryIO | None:
+        """A file to be locked, as it is; None if it is not there and is not to be made."""
+        try:
+            with self._place(name) as (folder, last):
+                flags = os.O_RDWR | os.O_CREAT if make else os.O_RDONLY
+                return os.fdopen(self._open(folder, last, name, flags), "r+b" if make else "rb", 0)
+        except FileNotFoundError as error:
+            if not make:
+                return None
+            raise cannot_write(self.path / name, error) from error
+        except OSError as error:
+            raise cannot_write(self.path / name, error) from error
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a link itself; nothing if it is not there."""
+        try:
+            with suppress(FileNotFoundError), self._place(name) as (folder, last):
+                os.unlink(last, dir_fd=folder)
+        except OSError as error:
+            raise cannot_write(self.path / name, error) from error
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder with all that is in it, or a link itself; nothing if it is not there."""
+        try:
+            with suppress(FileNotFoundError), self._place(name) as (folder, last):
+                status = _status(folder, last)
+                if status is not None and stat.S_ISDIR(status.st_mode):
+                    shutil.rmtree(last, dir_fd=folder)  # follows no link either
+                elif status is not None:
+                    os.unlink(last, dir_fd=folder)
+        except OSError as error:
+            raise cannot_write(self.path / name, error) from error
+
+    @contextmanager
+    def _place(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """A handle of the folder that a name is in, and the last part of the name."""
+        *before, last = [*PurePosixPath(name).parts, *(["."] if name.endswith("/.") else [])]
+        handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for depth, part in enumerate(before, start=1):
+                inner = self._enter(handle, part, self.path.joinpath(*before[:depth]), make)
+                os.close(handle)
+                handle = inner
+            yield handle, last
+        finally:
+            os.close(handle)
+
+    @staticmethod
+    def _enter(handle: int, part: str, path: Path, make: bool) -> int:
+        if make:
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=handle)
+        status = _status(handle, part)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            raise _foreign(path, status, "a folder")
+        return os.open(part, os.O_RDONLY | os.O_DIRECTORY | _OWN, dir_fd=handle)
+
+    def _open(self, folder: int, last: str, name: str, flags: int) -> int:
+        """Open a regular file. What else it may be is looked at before, and again in what was opened."""
+        self._ensure_own(folder, last, name)
+        handle = os.open(last, flags | _OWN, 0o666, dir_fd=folder)
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(handle)
+            raise _foreign(self.path / name, status, "a file")
+        return handle
+
+    def _ensure_own(self, folder: int, last: str, name: str) -> None:
+        status = _status(folder, last)
+        if status is not None and not stat.S_ISREG(status.st_mode):
+            raise _foreign(self.path / name, status, "a file")
+
+    def _ensure_only_name(self, name: str, status: os.stat_result) -> None:
+        if status.st_nlink > 1:
+            raise StorageError(
+                f"got {self.path / name}, which has {status.st_nlink} names (hard links), so that a line added here "
+                "would be added elsewhere too; expected a file of the directory's own. Put a copy in its place."
+            )
+
+    def _ensure_small(self, name: str, size: int, most: int, what: str = "text") -> None:
+        if size > most:
+            raise StorageError(
+                f"got {self.path / name} with {what} of {size:,} bytes or more; expected at most {most:,}. It was not "
+                "written by this program: put a copy back, or train again with --force."
+            )
 
 
-def place_file(temporary: Path, path: Path) -> None:
-    """Rename a prepared file into place, in place of what may be there."""
-    try:
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
-
-
-def append_line(path: Path, line: str) -> None:
-    """Add a line to a file and make sure it is on disk. A crash may cut it off: readers leave out such an end."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise cannot_write(path, error) from error
+def cannot_read(path: Path, error: OSError) -> StorageError:
+    """What to say when a file cannot be opened."""
+    return StorageError(
+        f"got {path}, which cannot be read ({error.strerror or error}); expected a file that can. Look at its name and "
+        "its permissions, or put a copy back."
+    )
 
 
 def cannot_write(path: Path, error: OSError) -> StorageError:
@@ -64,10 +299,17 @@ def cannot_write(path: Path, error: OSError) -> StorageError:
     )
 
 
-def _sync(folder: Path) -> None:
-    """Make sure that renames in the folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+def _status(folder: int, name: str) -> os.stat_result | None:
+    """What there is of this name, without following a link; None if there is nothing."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _foreign(path: Path, status: os.stat_result, expected: str) -> StorageError:
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+    return StorageError(
+        f"got {path}, which is {kind}; expected {expected} of the directory's own. It may lead elsewhere and is left "
+        "alone: remove it, or put what belongs there in its place."
+    )

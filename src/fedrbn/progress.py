@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,8 @@ class Activity:
         if isinstance(result, Failure):
             self.newest += " failed"
         elif isinstance(result, Upload):
-            self.newest += f" ({role.value if role else '?'}) loss {result.metrics['loss']:.3f}"
+            loss = result.metrics.get("loss", math.nan)
+            self.newest += f" ({role.value if role else '?'}) loss {loss:.3f}"
         self.answered["failed" if isinstance(result, Failure) else role.value if role else "ST"] += 1
 
     def __str__(self) -> str:

@@ -18,8 +18,10 @@ from fedrbn.course import Course
 from fedrbn.data.samples import DataSet, Federation
 from fedrbn.evaluation import Accuracy, deployment_name
 from fedrbn.examination import Examination, ask_all, examine, facts, main_label
+from fedrbn.federated.admission import malformed
 from fedrbn.federated.alarm import diverging, first_losses_of
 from fedrbn.federated.intake import TooFewClientsError, listed
+from fedrbn.federated.memory import forgotten, missing
 from fedrbn.federated.server import federate, initial_state, misfit
 from fedrbn.hardware import one_thread
 from fedrbn.records import evaluations
@@ -68,9 +70,9 @@ def run(
     them: whoever resumes, evaluates or loads the run passes them again.
     """
     assembly = assemble(experiment, network, data)
-    directory = RunDirectory.create(Path(path), assembly.experiment, force=force)
-    directory.describe(assembly.plan.members, assembly.federation.classes, assembly.federation.image_shape)
-    return _finish(assembly, directory, watcher)
+    with RunDirectory.creating(Path(path), assembly.experiment, force=force) as directory:
+        directory.recover()
+        return _finish(assembly, directory, watcher)
 
 
 def resume(
@@ -90,9 +92,10 @@ def resume(
     finished = evaluations(directory)
     if finished:
         return finished[0]
-    assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
-    directory.describe(assembly.plan.members, assembly.federation.classes, assembly.federation.image_shape)
-    return _finish(assembly, directory, watcher)
+    with directory.locked():
+        directory.recover()  # first: what cannot be continued is refused before the data are loaded
+        assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
+        return _finish(assembly, directory, watcher)
 
 
 def evaluate(
@@ -108,23 +111,45 @@ def evaluate(
     directory = RunDirectory.open(Path(path))
     if not directory.records("evaluations.jsonl"):  # the first record is the one that ends the training
         raise StorageError(f"got run {path}, which is not finished; expected a trained one. Continue it with --resume.")
-    assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
-    chosen = directory.checkpoint("best") or directory.checkpoint("last")
-    if chosen is None:
-        raise StorageError(f"got run {path} without a checkpoint; expected a trained one. Train it again with --force.")
-    with directory.locked(), one_thread(), assembly.executor() as execute:
-        directory.tidy()
-        return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), examination, watcher)
+    with directory.locked():
+        directory.tidy()  # first: what cannot be used is refused before the data are loaded
+        chosen = directory.checkpoint("best") or directory.checkpoint("last")
+        if chosen is None:
+            raise StorageError(
+                f"got run {path} without a checkpoint; expected a trained one. Train it again with --force."
+            )
+        assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
+        with one_thread(), assembly.executor() as execute:
+            return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), examination, watcher)
 
 
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
-    with directory.locked():
-        directory.recover()
-        if watcher:
-            last = directory.checkpoint("last")
-            watcher.training(assembly, last.state.round if last else 0)
-        with assembly.executor(directory.clients) as execute:
-            return train_and_evaluate(assembly, directory, _watched(execute, watcher), watcher)
+    """Train what is left and evaluate. The caller holds the directory's lock and has recovered it."""
+    last = directory.checkpoint("last")
+    if last is not None and last.state.round < assembly.plan.rounds:
+        _ensure_remembered(assembly, directory, last)
+    directory.describe(assembly.plan.members, assembly.federation.classes, assembly.federation.image_shape)
+    if watcher:
+        watcher.training(assembly, last.state.round if last else 0)
+    with assembly.executor(directory.clients) as execute:
+        return train_and_evaluate(assembly, directory, _watched(execute, watcher), watcher)
+
+
+def _ensure_remembered(assembly: Assembly, directory: RunDirectory, last: Checkpoint) -> None:
+    """Refuse to continue where clients have lost what they remembered: the run would end with other weights.
+
+    A checkpoint of a version that did not note the memory is held to what is certain: a client that has reported under
+    a method whose clients remember has something of that round or a later one.
+    """
+    state, plan = last.state, assembly.plan
+    if last.memory is None:
+        roles = {member.id: member.role for member in plan.members}
+        bound = {c: number for c, number in state.reported.items() if c in roles and plan.method.remembers(roles[c])}
+        lost = forgotten(directory.clients, bound, state.round)
+    else:
+        lost = missing(directory.clients, last.memory, state.round)
+    if lost:
+        raise StorageError(f"got a run that stopped after round {state.round}, and {lost}")
 
 
 def train_and_evaluate(
@@ -258,7 +283,8 @@ def _watched(execute: Execute, watcher: Watcher | None) -> Execute:
 
     def watched(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
         for result in execute(round_, jobs):
-            tell(result)
+            if malformed(result) is None:
+                tell(result)
             yield result
 
     return watched

@@ -10,19 +10,20 @@
     stops.jsonl         one line per time that too few clients answered and the run stopped
     clients/            what each client remembers from round to round, for methods that need it
 
-A file is either whole or absent: writes go to a temporary file that is renamed into place. Checkpoints carry a digest;
-a run goes on from the newest one that is whole. Nothing is ever unpickled.
+A file is either whole or absent: writes go to a temporary file that is renamed into place. Checkpoints carry a digest,
+the settings they belong to, and who remembered what; a run goes on from the newest one that is whole. Nothing is ever
+unpickled, and no link in the directory is followed (`fedrbn.files`).
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from torch import Tensor
 from fedrbn import checkpoints, config
 from fedrbn.checkpoints import Best, Checkpoint, DamagedError
 from fedrbn.config import ConfigError, Experiment
-from fedrbn.files import StorageError, append_line, cannot_write, place_file, prepare_file, write_atomically
+from fedrbn.federated.memory import remembered
+from fedrbn.files import MOST_SETTINGS, Folder, StorageError, cannot_write, write_atomically
 from fedrbn.types import Member, Role, ServerState
 
 __all__ = ["RunDirectory", "StorageError", "StorageWarning", "write_atomically"]
@@ -41,6 +43,20 @@ __all__ = ["RunDirectory", "StorageError", "StorageWarning", "write_atomically"]
 
 _MOST_SIDE = 4096
 """Pixels; a damaged description must not ask for a network that fits into no memory."""
+_MOST_SHOWN = 3
+"""Settings that an error names."""
+_LOCK = ".lock"
+_FILES = (
+    "federation.json",
+    "rounds.jsonl",
+    "evaluations.jsonl",
+    "stops.jsonl",
+    "last.safetensors",
+    "last.previous.safetensors",
+    "best.safetensors",
+    "best.previous.safetensors",
+)
+"""What a run writes besides its lock, its config and its folders."""
 
 
 class StorageWarning(UserWarning):
@@ -52,67 +68,86 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.folder = Folder(path)
+        self._experiment: Experiment | None = None
+
+    @classmethod
+    @contextmanager
+    def creating(cls, path: Path, experiment: Experiment, *, force: bool = False) -> Iterator[RunDirectory]:
+        """A new run directory, held until this block ends. One that holds a run already is refused, unless `force`
+        removes that run first. Of several processes that make the same directory, one succeeds."""
+        run = cls(path)
+        run._ensure_free(force)  # before anything is written, be it only a lock
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        with run.locked():  # a run that another process is still writing is refused, not removed
+            run._ensure_free(force)
+            run._clear()
+            run.folder.write("config.toml", experiment.to_toml().encode())
+            run._experiment = experiment
+            yield run
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, *, force: bool = False) -> RunDirectory:
-        """A new run directory. One that holds a run already is refused, unless `force` removes that run first."""
-        run = cls(path)
-        if run._file("config.toml").exists():
+        """As `creating`, for a run that is trained later."""
+        with cls.creating(path, experiment, force=force) as run:
+            return run
+
+    def _ensure_free(self, force: bool) -> None:
+        if self.folder.exists("config.toml"):
             if not force:
                 raise StorageError(
-                    f"got run directory {path}, which holds a run already; expected a new one. "
-                    f"Continue it with --resume {path}, replace it with --force, or choose another --out."
+                    f"got run directory {self.path}, which holds a run already; expected a new one. Continue it with "
+                    f"--resume {self.path}, replace it with --force, or choose another --out."
                 )
-            with run.locked():  # a run that another process is still writing is refused, not removed
-                for name in (
-                    "federation.json",
-                    "rounds.jsonl",
-                    "evaluations.jsonl",
-                    "stops.jsonl",
-                    *(f"{kind}{age}.safetensors" for kind in ("last", "best") for age in ("", ".previous")),
-                ):
-                    run._file(name).unlink(missing_ok=True)
-                for name in ("answers", "clients"):
-                    shutil.rmtree(run._file(name), ignore_errors=True)
-        elif path.exists() and any(
-            not item.match(".config.toml.*.tmp") for item in (path.iterdir() if path.is_dir() else [path])
-        ):
+        elif self._holds_something_else():
             raise StorageError(
-                f"got {path}, which is not empty and not a run; expected a new or empty directory. Choose another."
+                f"got {self.path}, which is not empty and not a run; expected a new or empty directory. Choose another."
             )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            write_atomically(run._file("config.toml"), experiment.to_toml().encode())
-        except OSError as error:
-            raise cannot_write(path, error) from error
-        return run
+
+    def _holds_something_else(self) -> bool:
+        """Whether there is anything that a run that was killed at its birth does not leave."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        newborn = {_LOCK, *(name for name in self.folder.names() if fnmatch(name, ".config.toml.*.tmp"))}
+        return bool(set(self.folder.names()) - newborn)
+
+    def _clear(self) -> None:
+        """Remove what belongs to a run, and nothing else; a link is removed itself."""
+        for name in _FILES:
+            self.folder.remove(name)
+        for name in ("answers", "clients"):
+            self.folder.remove_folder(name)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """An existing run directory."""
         run = cls(path)
-        if not run._file("config.toml").is_file():
+        if not run.folder.exists("config.toml"):
             raise StorageError(f"got {path}, which holds no run (no config.toml); expected one made by fedrbn run.")
         return run
 
     def experiment(self) -> Experiment:
-        """The run's resolved config."""
-        try:
-            return config.from_toml(self._file("config.toml").read_text(encoding="utf-8"))
-        except (ConfigError, UnicodeDecodeError, OSError) as error:
-            raise StorageError(
-                f"got {self._file('config.toml')}, which is not a valid config ({error}); expected the one that "
-                "fedrbn run wrote. Put a copy back."
-            ) from error
+        """The run's resolved config, as it was when it was first asked for."""
+        if self._experiment is None:
+            try:
+                text = self.folder.read("config.toml", MOST_SETTINGS).decode("utf-8")
+                self._experiment = config.from_toml(text)
+            except (ConfigError, UnicodeDecodeError) as error:
+                raise StorageError(
+                    f"got {self._file('config.toml')}, which is not a valid config ({error}); expected the one that "
+                    "fedrbn run wrote. Put a copy back."
+                ) from error
+        return self._experiment
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the directory for one process; a second one is refused at once."""
-        try:
-            lock_file = self._file(".lock").open("w")
-        except OSError as error:
-            raise cannot_write(self._file(".lock"), error) from error
-        with lock_file as lock:
+        lock = self.folder.open_lock(_LOCK, make=True)
+        assert lock is not None  # noqa: S101  (it was made)
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -124,48 +159,64 @@ class RunDirectory:
 
     def held(self) -> bool:
         """Whether a process holds the directory: then a run in it is alive."""
-        try:
-            with self._file(".lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
+        lock = self.folder.open_lock(_LOCK, make=False)
+        if lock is None:
             return False
-        except BlockingIOError:
-            return True
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
         return False
 
     def save(self, name: str, state: ServerState, best: Best | None) -> None:
         """Write a checkpoint, whole or not at all; the one that was there is kept as the previous one."""
-        path = self._file(f"{name}.safetensors")
-        try:
-            prepared = prepare_file(path, checkpoints.encode(Checkpoint(state, best)))
-            with suppress(FileNotFoundError):
-                path.replace(self._previous(name))
-            place_file(prepared, path)
-        except OSError as error:
-            raise cannot_write(path, error) from error
+        experiment = self.experiment() if self.folder.exists("config.toml") else None
+        checkpoint = Checkpoint(state, best, experiment, remembered(self.clients, state.round))
+        prepared = self.folder.prepare(_current(name), checkpoints.encode(checkpoint))
+        if self.folder.exists(_current(name)):
+            self.folder.move(_current(name), _previous(name))
+        self.folder.place(prepared, _current(name))
 
     def checkpoint(self, name: str) -> Checkpoint | None:
-        """Read a checkpoint; None if there is none yet."""
-        path = self._file(f"{name}.safetensors")
-        return checkpoints.read(path) if path.exists() else None
+        """Read a checkpoint of this run's experiment; None if there is none yet."""
+        return self._read(_current(name)) if self.folder.exists(_current(name)) else None
+
+    def _read(self, name: str) -> Checkpoint:
+        """A checkpoint of this run's experiment; one of another is refused."""
+        found = checkpoints.read(self.folder, name)
+        if found.experiment is not None:
+            self._ensure_same(found.experiment, name)
+        return found
+
+    def _ensure_same(self, written: Experiment, name: str) -> None:
+        """Refuse a checkpoint that was written under other settings than those in config.toml."""
+        changed = self.experiment().differences(written)
+        if changed:
+            shown = [f"{key} = {_shown(here)} (in the checkpoint {_shown(there)})" for key, here, there in changed]
+            more = f" and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
+            raise StorageError(
+                f"got {self._file('config.toml')} with {', '.join(shown[:_MOST_SHOWN])}{more}; expected the experiment "
+                f"that {self._file(name)} is of (key {written.key()}, not {self.experiment().key()}). A run keeps its "
+                "settings from its first round on: put the file back that does not belong here, or start another run "
+                "with the new settings and another --out."
+            )
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add one JSON line and make sure it is on disk."""
-        append_line(self._file(name), json.dumps(record))
+        self.folder.append(name, json.dumps(record))
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """All whole JSON lines; a last line that was cut off is left out."""
-        path = self._file(name)
         try:
-            lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-            found = [json.loads(line) for line in lines]
+            found = [json.loads(line) for line in self.folder.lines(name)] if self.folder.exists(name) else []
             if not all(isinstance(record, dict) for record in found):
                 raise ValueError("something else than an object")
             return found
-        except (ValueError, OSError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise StorageError(
-                f"got {path} with a line that is not JSON ({error}); expected one object a line. The file is damaged: "
-                "put a copy back, or train again with --force."
+                f"got {self._file(name)} with a line that is not JSON ({error}); expected one object a line. The file "
+                "is damaged: put a copy back, or train again with --force."
             ) from None
 
     def recover(self) -> None:
@@ -177,14 +228,18 @@ class RunDirectory:
         self._rewrite("rounds.jsonl", rounds)
 
     def tidy(self) -> None:
-        """Drop what a crash left half written: files, and lines that were cut off."""
-        for leftover in (path for place in ("", "answers/", "clients/*/") for path in self.path.glob(f"{place}.*.tmp")):
-            leftover.unlink()
-        for name in ("rounds.jsonl", "evaluations.jsonl"):
+        """Drop what a crash left half written: files, and lines that were cut off. Refuses what no run has written."""
+        for name in ("config.toml", *_FILES):
+            self.folder.ensure_file(name)
+        for place in (".", "answers", *self.folder.folders("clients")):
+            for leftover in self.folder.leftovers(place):
+                self.folder.remove(leftover)
+        stopped = ["stops.jsonl"] if self.folder.exists("stops.jsonl") else []
+        for name in ("rounds.jsonl", "evaluations.jsonl", *stopped):
             self._rewrite(name, self.records(name))
 
     def _rewrite(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
-        write_atomically(self._file(name), "".join(json.dumps(record) + "\n" for record in records).encode())
+        self.folder.write(name, "".join(json.dumps(record) + "\n" for record in records).encode())
 
     def _settled(self) -> Checkpoint | None:
         """Put the newest checkpoint in place that is whole, and whose best state is whole too; None at the beginning.
@@ -192,14 +247,14 @@ class RunDirectory:
         A run is the same from whichever round it goes on, so that an older checkpoint costs time and nothing else.
         """
         damage: list[StorageError] = []
-        for path in (self._file("last.safetensors"), self._previous("last")):
-            last = _read_whole(path, damage)
+        for file in (_current("last"), _previous("last")):
+            last = self._read_whole(file, damage)
             if last is None:
                 continue
-            for chosen in (self._file("best.safetensors"), self._previous("best")):
-                best = _read_whole(chosen, damage) if last.best else None
+            for chosen in (_current("best"), _previous("best")):
+                best = self._read_whole(chosen, damage) if last.best else None
                 if last.best is None or (best and best.state.round == last.best.round):
-                    self._put_in_place("last", path)
+                    self._put_in_place("last", file)
                     self._put_in_place("best", chosen if best else None)
                     for error in damage:
                         note = f"{error} The run goes on from round {last.state.round}."
@@ -207,7 +262,7 @@ class RunDirectory:
                     return last
         if damage:
             raise damage[0]
-        if any(path.exists() for path in (self._file("last.safetensors"), self._previous("last"))):
+        if any(self.folder.exists(file) for file in (_current("last"), _previous("last"))):
             raise StorageError(
                 f"got run {self.path} without the best state that its last checkpoint speaks of; expected "
                 "best.safetensors. Put a copy back, or remove last.safetensors and last.previous.safetensors: --resume "
@@ -216,13 +271,20 @@ class RunDirectory:
         self._put_in_place("best", None)  # of a first round whose end was not reached
         return None
 
-    def _put_in_place(self, name: str, path: Path | None) -> None:
+    def _read_whole(self, name: str, damage: list[StorageError]) -> Checkpoint | None:
+        """The checkpoint, if there is one and it is whole; what is wrong with it is added to `damage`."""
+        try:
+            return self._read(name) if self.folder.exists(name) else None
+        except DamagedError as error:
+            damage.append(error)
+            return None
+
+    def _put_in_place(self, name: str, file: str | None) -> None:
         """Make this file the current checkpoint; what is not whole, or of a round that was not finished, goes."""
-        current = self._file(f"{name}.safetensors")
-        if path is None:
-            current.unlink(missing_ok=True)
-        elif path != current:
-            path.replace(current)
+        if file is None:
+            self.folder.remove(_current(name))
+        elif file != _current(name):
+            self.folder.move(file, _current(name))
 
     def describe(self, members: Sequence[Member], classes: Sequence[str], image_shape: Sequence[int]) -> None:
         """Write who takes part, so that the networks can be rebuilt where the data is not at hand."""
@@ -231,13 +293,15 @@ class RunDirectory:
             "classes": list(classes),
             "image_shape": list(image_shape),
         }
-        write_atomically(self._file("federation.json"), json.dumps(content, indent=1).encode())
+        self.folder.write("federation.json", json.dumps(content, indent=1).encode())
 
     def description(self) -> tuple[tuple[Member, ...], tuple[str, ...], tuple[int, int, int]]:
         """What `describe` wrote: members, classes, image shape."""
         path = self._file("federation.json")
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            if not self.folder.exists("federation.json"):
+                raise ValueError("it is not there")
+            content = json.loads(self.folder.read("federation.json"))
             members = tuple(
                 Member(str(m["id"]), str(m["domain"]), Role(m["role"]), int(m["samples"])) for m in content["members"]
             )
@@ -245,7 +309,7 @@ class RunDirectory:
             if not all(1 <= side <= _MOST_SIDE for side in (channels, height, width)):
                 raise ValueError(f"image_shape {content['image_shape']}")
             return members, tuple(str(name) for name in content["classes"]), (channels, height, width)
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise StorageError(
                 f"got {path}, which cannot be read ({error!r}); expected the description of a federation. "
                 "Continue the run with --resume, which writes it anew."
@@ -253,15 +317,14 @@ class RunDirectory:
 
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write named tensors beside the checkpoints, for example per-sample outcomes."""
-        path = self._file(name)
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, safetensors.torch.save({key: value.clone() for key, value in tensors.items()}))
+        self.folder.write(name, safetensors.torch.save({key: value.clone() for key, value in tensors.items()}))
 
     def load_tensors(self, name: str) -> dict[str, Tensor]:
         """Read what `save_tensors` wrote."""
         try:
-            return safetensors.torch.load_file(self._file(name))
-        except (safetensors.SafetensorError, OSError) as error:
+            with self.folder.path_for_reading(name) as readable:
+                return safetensors.torch.load_file(readable)
+        except safetensors.SafetensorError as error:
             raise StorageError(
                 f"got {self._file(name)}, which cannot be read ({error}); expected safetensors."
             ) from None
@@ -286,9 +349,6 @@ class RunDirectory:
     def _file(self, name: str) -> Path:
         return self.path / name
 
-    def _previous(self, name: str) -> Path:
-        return self._file(f"{name}.previous.safetensors")
-
 
 def _number(record: Mapping[str, Any]) -> int:
     number = record.get("round")
@@ -300,10 +360,13 @@ def _number(record: Mapping[str, Any]) -> int:
     return number
 
 
-def _read_whole(path: Path, damage: list[StorageError]) -> Checkpoint | None:
-    """The checkpoint, if there is one and it is whole; what is wrong with it is added to `damage`."""
-    try:
-        return checkpoints.read(path) if path.exists() else None
-    except DamagedError as error:
-        damage.append(error)
-        return None
+def _current(name: str) -> str:
+    return f"{name}.safetensors"
+
+
+def _previous(name: str) -> str:
+    return f"{name}.previous.safetensors"
+
+
+def _shown(value: object) -> str:
+    return "left open" if value is None else json.dumps(value)

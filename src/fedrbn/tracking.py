@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedrbn.assembly import Assembly
+from fedrbn.files import Folder
 from fedrbn.runs import Watcher
 from fedrbn.types import Result, Role
 
@@ -76,6 +77,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 
         self.roles = {member.id: member.role for member in assembly.plan.members}
+        Folder(self.folder.parent).names(self.folder.name)  # a link to a folder elsewhere is refused
         self.writer = SummaryWriter(str(self.folder), purge_step=finished + 1)
 
     def answered(self, result: Result) -> None:

@@ -112,6 +112,14 @@ BAD: dict[str, tuple[Upload, str]] = {
 }
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, "12", None, [1.0]], ids=str)
+@pytest.mark.parametrize("metric", ["loss", "steps", "seconds", "own"])
+def test_every_metric_is_a_finite_number(metric: str, value: object) -> None:
+    GATE.admit(replace(GOOD, metrics={**GOOD.metrics, metric: 1.5}))
+    with pytest.raises(UploadError, match=r"got .*; expected (a|finite) number"):
+        GATE.admit(replace(GOOD, metrics={**GOOD.metrics, metric: value}))  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize("fault", BAD)
 def test_what_cannot_be_used_is_refused_with_a_reason(fault: str) -> None:
     upload, message = BAD[fault]

@@ -6,16 +6,19 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from federated.tiny import clients, plan, site
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, FaultsConfig
 from fedrbn.data.samples import Client
 from fedrbn.federated.executors import serial
-from fedrbn.federated.intake import TooFewClientsError, in_order, listed
+from fedrbn.federated.intake import FederationError, TooFewClientsError, in_order, listed
 from fedrbn.federated.methods import fatavg, fatavg_dbn, fedrbn
 from fedrbn.federated.server import Plan, federate, initial_state
 from fedrbn.types import Answers, Execute, Failure, Job, Result, Role, Round, ServerState, Train, Upload
@@ -63,10 +66,109 @@ def test_late_second_and_strange_answers_are_noted_and_left_out() -> None:
 WHO = clients((AT, 8), (ST, 4), (ST, 4), (AT, 8))
 
 
-def setting(settings: FaultsConfig | None = None, method: Callable[[PGD], object] = fedrbn) -> tuple[Plan, ServerState]:
+class Almost:
+    """Something with the fields that every result has, and no result."""
+
+    client, round = "c0", 0
+
+
+def changed(**fields: Any) -> Callable[[Upload], object]:
+    return lambda upload: replace(upload, **fields)
+
+
+def with_weight(change: Callable[[torch.Tensor], object]) -> Callable[[Upload], object]:
+    def altered(upload: Upload) -> object:
+        name = next(iter(upload.shared))
+        return replace(upload, shared={**upload.shared, name: change(upload.shared[name])})  # type: ignore[dict-item]
+
+    return altered
+
+
+WRONG_TYPES: dict[str, Callable[[Upload], object]] = {
+    "nothing": lambda _: None,
+    "a dictionary": vars,
+    "text": lambda _: "done",
+    "an error": lambda _: RuntimeError("lost"),
+    "a class": lambda _: Upload,
+    "almost a result": lambda _: Almost(),
+    "a client that is no text": changed(client=["c0"]),
+    "a round that is no number": changed(round="0"),
+    "a round that no run has": changed(round=10**5000),
+    "more samples than Python will write": changed(samples=10**5000),
+    "a loss that Python will not write": changed(metrics={"loss": 10**5000}),
+    "no tensors": changed(shared=None),
+    "a list of tensors": changed(shared=[torch.zeros(1)]),
+    "numbers for tensors": changed(personal={MEAN_A: 1.0}),
+    "names that are no text": changed(shared={1: torch.zeros(1)}),
+    "no metrics": changed(metrics=None),
+    "a list of metrics": changed(metrics=[1.0]),
+    "text for a metric": changed(metrics={"loss": "low"}),
+    "a tensor for a metric": changed(metrics={"loss": torch.tensor(1.0)}),
+    "metrics that are not numbers": changed(metrics={"loss": 1.0, "accuracy": math.nan}),
+    "metrics without names": changed(metrics={1: 1.0}),
+    "samples that are no number": changed(samples="8"),
+    "half the precision": with_weight(lambda w: w.half()),
+    "twice the precision": with_weight(lambda w: w.double()),
+    "whole numbers": with_weight(lambda w: w.int()),
+    "complex numbers": with_weight(lambda w: w.to(torch.complex64)),
+    "a sparse tensor": with_weight(lambda w: w.to_sparse()),
+    "a tensor without values": with_weight(lambda w: w.to("meta")),
+    "part of a graph": with_weight(lambda w: w.clone().requires_grad_()),
+    "an array": with_weight(lambda w: w.numpy()),
+    "answers for an upload": lambda upload: Answers(upload.client, upload.round, {}),
+    "answers that are no tensors": lambda upload: Answers(upload.client, upload.round, {"x": [True]}),  # type: ignore[dict-item]
+    "a failure without words": lambda upload: Failure(upload.client, upload.round, None),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_TYPES)
+def test_wrong_types_from_an_executor_are_failures(fault: str) -> None:
+    """Client c0's answer has not the form of one: the round goes on without it, and the record says why."""
+    todo, start = setting()
+    alter = WRONG_TYPES[fault]
+
+    def execute(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
+        for result in serial(site(todo.method, WHO))(round_, jobs):
+            altered = alter(result) if isinstance(result, Upload) and result.client == "c0" else result
+            yield altered  # type: ignore[misc]
+
+    _, report = next(federate(start, todo, execute))
+    assert report.clients.keys() == {"c1", "c2", "c3"}
+    assert {failure.client for failure in report.failures} <= {"c0", "(unknown)"}
+    assert all("got " in failure.cause and "expected" in failure.cause for failure in report.failures)
+
+
+def test_an_executor_that_gives_nothing_at_all() -> None:
+    todo, start = setting()
+    with pytest.raises(FederationError, match=r"got NoneType from the executor; expected an iterator of results"):
+        next(federate(start, todo, lambda *_: None))  # type: ignore[arg-type, return-value]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.one_of(
+        st.none(),
+        st.integers(),
+        st.text(),
+        st.lists(st.integers()),
+        st.builds(
+            Upload,
+            *[st.one_of(st.none(), st.text(max_size=3), st.integers(), st.dictionaries(st.text(max_size=2), st.none()))]
+            * 6,
+        ),
+    )
+)
+def test_whatever_an_executor_yields_is_put_in_order(given_result: Any) -> None:
+    notes: list[Failure] = []
+    found = list(in_order([given_result, answer("a")], "a", 0, notes.append))
+    assert [result.client for result in found] == ["a"]
+    assert all(isinstance(result, Upload | Answers | Failure) for result in found)
+
+
+def setting(faults: FaultsConfig | None = None, method: Callable[[PGD], object] = fedrbn) -> tuple[Plan, ServerState]:
     chosen = method(ATTACK)
     net = site(chosen, WHO).net  # type: ignore[arg-type]
-    todo = replace(plan(chosen, net, list(WHO.values()), rounds=3), faults=settings or FaultsConfig())  # type: ignore[arg-type]
+    todo = replace(plan(chosen, net, list(WHO.values()), rounds=3), faults=faults or FaultsConfig())  # type: ignore[arg-type]
     return todo, initial_state(net, todo)
 
 

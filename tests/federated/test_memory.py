@@ -65,5 +65,5 @@ def test_without_a_store_only_a_first_round_works() -> None:
 def test_a_damaged_memory_is_explained(tmp_path: Path) -> None:
     remember(tmp_path, "a-0", 1, noise(1))
     (tmp_path / "a-0" / "1.safetensors").write_bytes(b"half")
-    with pytest.raises(StorageError, match="It is damaged: run again from the beginning with --force"):
+    with pytest.raises(StorageError, match="It is damaged: put a copy back, or run again from the beginning"):
         recall(tmp_path, "a-0", 1)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import resource
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from fedrbn.federated.order import plain_median, share_trimmed_mean, trimmed_mea
 from fedrbn.federated.robust import CoordinateMedian, GeometricMedian, Krum, NormBound, TrimmedMean, bounded, count
 from fedrbn.federated.robust import scores as krum_scores
 from fedrbn.federated.spool import spooled
+from fedrbn.files import StorageError
 from fedrbn.types import Tensors
 
 
@@ -259,3 +263,23 @@ def test_chunks_do_not_change_the_result(name: str, monkeypatch: pytest.MonkeyPa
     whole = RULES[name](before, uploads)["w"]
     monkeypatch.setattr("fedrbn.federated.robust.spooled", lambda sent: spooled(sent, chunk=12))
     torch.testing.assert_close(RULES[name](before, uploads)["w"], whole, rtol=0, atol=1e-7)
+
+
+def test_a_full_folder_for_temporary_files_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file may grow beyond 100 bytes, as on a full disk; and a folder that is not there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sent = [Contribution(f"c{n}", {"w": torch.ones(1000)}, 1.0) for n in range(3)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with (
+            pytest.raises(StorageError, match=r"got uploads that cannot be written .*expected room.*TMPDIR"),
+            spooled(sent),
+        ):
+            pytest.fail("it was written")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(StorageError, match="TMPDIR"), spooled(sent):
+        pytest.fail("it was written")

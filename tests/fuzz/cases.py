@@ -80,25 +80,36 @@ _allowed: list[Path] = []
 """Where writing is allowed now; anywhere if empty."""
 _trespasses: list[str] = []
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES = {
-    "os.mkdir": slice(0, 1), "os.remove": slice(0, 1), "os.rmdir": slice(0, 1), "os.truncate": slice(0, 1),
-    "os.rename": slice(0, 2), "os.link": slice(1, 2), "os.symlink": slice(1, 2),
+_CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "os.mkdir": ((0, 2),), "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.truncate": ((0, None),),
+    "os.rename": ((0, 2), (1, 3)), "os.link": ((1, 3),), "os.symlink": ((1, 2),),
 }  # fmt: skip
-"""Events of the interpreter that change the file system, and which of their arguments are paths that change."""
+"""Events of the interpreter that change the file system: which of their arguments are paths that change, and which are
+the handles of the folders that these are relative to."""
+_handles: list[int | None] = [None]
+"""The folder that `os.open` is called with: the interpreter's event does not tell."""
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
     if not _allowed:
         return
-    paths: tuple[Any, ...] = ()
+    paths: list[tuple[Any, int | None]] = []
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:
-        paths = arguments[:1]
+        paths = [(arguments[0], _handles[-1])]
     elif event in _CHANGES:
-        paths = arguments[_CHANGES[event]]
-    for path in paths:
-        # A link is followed where a file is opened, and replaced or removed itself by all the others.
-        if isinstance(path, str | bytes | os.PathLike) and not _inside(os.fsdecode(path), follow=event == "open"):
+        paths = [(arguments[path], None if at is None else arguments[at]) for path, at in _CHANGES[event]]
+    for path, handle in paths:
+        if not isinstance(path, str | bytes | os.PathLike):
+            continue
+        # A link is followed where a file is opened, unless the flags say no; all the others replace or remove it.
+        follow = event == "open" and not arguments[2] & os.O_NOFOLLOW
+        if not _inside(_absolute(os.fsdecode(path), handle), follow):
             _trespasses.append(f"{event} {os.fsdecode(path)}")
+
+
+def _absolute(path: str, handle: int | None) -> str:
+    """The path, which may be relative to the folder of a handle."""
+    return path if handle in (None, -1) else os.path.join(os.readlink(f"/proc/self/fd/{handle}"), path)  # noqa: PTH118, PTH115
 
 
 def _inside(path: str, follow: bool) -> bool:
@@ -125,9 +136,20 @@ def writes_only_in(folder: Path) -> Iterator[None]:
     (sentinel / "precious").write_text("untouched")
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     _allowed.append(folder.resolve())
+    opening = os.open
+
+    def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        _handles.append(dir_fd)
+        try:
+            return opening(path, flags, mode, dir_fd=dir_fd)
+        finally:
+            _handles.pop()
+
+    os.open = opened
     try:
         yield
     finally:
+        os.open = opening
         _allowed.pop()
         sys.dont_write_bytecode = bytecode
     found = _trespasses[:]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,28 @@ class TestTheJudge:
 
         with pytest.raises(AssertionError, match="written outside"):
             outcome(Subject("x", st.none(), through_link), None)
+
+    @pytest.mark.parametrize("event", ["open", "mkdir", "rename", "unlink", "rmdir"])
+    def test_a_handle_is_no_way_out(self, event: str, tmp_path: Path) -> None:
+        (tmp_path / "there").mkdir()
+        (tmp_path / "file").touch()
+
+        def through_handle(_: object, __: Path) -> None:
+            handle = os.open(tmp_path, os.O_RDONLY)
+            try:
+                uses: dict[str, Callable[[], object]] = {
+                    "open": lambda: os.close(os.open("x", os.O_WRONLY | os.O_CREAT, dir_fd=handle)),
+                    "mkdir": lambda: os.mkdir("y", dir_fd=handle),
+                    "rename": lambda: os.replace("file", "z", src_dir_fd=handle, dst_dir_fd=handle),
+                    "unlink": lambda: os.unlink("file", dir_fd=handle),
+                    "rmdir": lambda: os.rmdir("there", dir_fd=handle),
+                }
+                uses[event]()
+            finally:
+                os.close(handle)
+
+        with pytest.raises(AssertionError, match="written outside"):
+            outcome(Subject("x", st.none(), through_handle), None)
 
     def test_writing_in_the_folder_is_none(self) -> None:
         writes = Subject("x", st.none(), lambda _, folder: (folder / "x").write_text("x"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import io
+import os
+import shutil
 import tempfile
 import tomllib
 from collections.abc import Callable
@@ -41,6 +43,10 @@ FILES = (
     "best.safetensors",
     "answers/0.safetensors",
 )
+UNUSUAL = (".lock", "stops.jsonl", "last.previous.safetensors", "answers", "clients", f"clients/{CLIENT}")
+"""What else a run directory can hold."""
+INSTEAD = ("missing", "folder", "loop", "elsewhere", "linked folder", "hard link", "pipe", "sparse")
+"""What can be there in place of a file."""
 
 
 @functools.cache
@@ -84,9 +90,9 @@ def changed(name: str) -> st.SearchStrategy[bytes]:
 @st.composite
 def damage(draw: st.DrawFn, files: tuple[str, ...]) -> tuple[str, bytes | str]:
     """A file of the run, and its new content, or what it is instead of a file."""
+    if draw(st.integers(0, 3)) == 0:
+        return draw(st.sampled_from((*files, *UNUSUAL))), draw(st.sampled_from(INSTEAD))
     name = draw(st.sampled_from(files))
-    if draw(st.integers(0, 9)) == 0:
-        return name, draw(st.sampled_from(["missing", "folder", "loop", "elsewhere"]))
     return name, draw(changed(name))
 
 
@@ -95,14 +101,30 @@ def damaged(given: tuple[str, bytes | str], folder: Path) -> Path:
     name, content = given
     run = _write({other: whole for other, whole in original().items() if other != name}, folder / "run")
     path = run / name
+    if path.is_dir():
+        shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, bytes):
         path.write_bytes(content)
-    elif content == "folder":
-        path.mkdir()
-    elif content != "missing":
-        path.symlink_to(path.name if content == "loop" else folder.parent / "outside" / "precious")
+    else:
+        _plant(path, content, folder.parent / "outside")
     return run
+
+
+def _plant(path: Path, what: str, outside: Path) -> None:
+    """Put something else in the place of a file."""
+    if what == "folder":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "sparse":
+        with path.open("wb") as file:
+            file.truncate(3 * 2**29)
+    elif what == "hard link":
+        path.hardlink_to(outside / "precious")
+    elif what != "missing":
+        targets = {"loop": Path(path.name), "elsewhere": outside / "precious", "linked folder": outside}
+        path.symlink_to(targets[what])
 
 
 def try_loading(given: tuple[str, bytes | str], folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from fedrbn.cli import (
     settings,
     shipping,
 )
+from fedrbn.cli.output import echo
 
 app = typer.Typer(
     name="fedrbn",
@@ -63,12 +65,14 @@ def main() -> None:
     try:
         app()
     except (ValueError, TypeError, RuntimeError, OSError) as error:
-        if not raised_here(error):
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            error = _too_long(error)
+        elif not raised_here(error):
             raise
-        typer.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         sys.exit(2)
     except MemoryError:
-        typer.echo(
+        echo(
             "error: got something that needs more memory than there is; expected it to fit. Use fewer or smaller "
             "images, a smaller batch_size or model.width, or fewer workers.",
             err=True,
@@ -76,8 +80,16 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as end:
         if end.code == 130:  # typer's code for Ctrl-C
-            typer.echo(f"interrupted{_HOW_TO_CONTINUE.get(next(iter(sys.argv[1:]), ''), '')}", err=True)
+            echo(f"interrupted{_HOW_TO_CONTINUE.get(next(iter(sys.argv[1:]), ''), '')}", err=True)
         raise
+
+
+def _too_long(error: OSError) -> ValueError:
+    """Any command may be given such a name, wherever it first meets the file system."""
+    return ValueError(
+        f"got {error.filename!r}, a name that is too long for the file system; expected at most 255 bytes between two "
+        "slashes. Choose a shorter one."
+    )
 
 
 def raised_here(error: Exception) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedrbn.cli.output import console, print_json, say
+from fedrbn.cli.output import console, echo, print_json, say
 from fedrbn.cli.running import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -73,11 +73,9 @@ def show_cost(found: dict[str, Any]) -> None:
     console().print(table)
     for count, macs in found["macs_per_epoch"].items():
         total = found["macs_total"][count]
-        typer.echo(f"{count:7} {macs / TERA:.4g} ×10¹² MACs per epoch of all clients, {total / TERA:.4g} in all rounds")
+        echo(f"{count:7} {macs / TERA:.4g} ×10¹² MACs per epoch of all clients, {total / TERA:.4g} in all rounds")
     moved = found["bytes"]["round"]
-    typer.echo(
-        f"traffic {moved['down'] / MEGA:,.1f} MB down and {moved['up'] / MEGA:,.1f} MB up per round, all clients"
-    )
+    echo(f"traffic {moved['down'] / MEGA:,.1f} MB down and {moved['up'] / MEGA:,.1f} MB up per round, all clients")
 
 
 def benchmark_values(cells: list[Cell], free: int) -> dict[str, Any]:
@@ -104,4 +102,4 @@ def show_benchmark(cells: list[Cell], free: int) -> None:
         lam = "" if digits.lam is None else f"{digits.lam:g}"
         table.add_row(users, lam, *(f"{n / TERA:.{2 if n < 10 * TERA else 1}f}" for n in numbers))
     console().print(table)
-    typer.echo(f"Free AT by all users of Digits, all epochs, paper's count: {free / TERA:.1f} ×10¹² MACs")
+    echo(f"Free AT by all users of Digits, all epochs, paper's count: {free / TERA:.1f} ×10¹² MACs")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrbn.cli.output import console, print_json, say
+from fedrbn.cli.output import console, echo, print_json, say
 
 if TYPE_CHECKING:
     from fedrbn.data import Description
@@ -58,7 +58,7 @@ def preview(
 
     loaded = data.load(name, image_size)
     contact_sheet(pooled(loaded, name) if isinstance(loaded, Federation) else loaded, out)
-    typer.echo(f"wrote {out}")
+    echo(f"wrote {out}")
 
 
 @app.command()
@@ -106,7 +106,7 @@ def prepare(
 
     folder = out or Path(root or "").expanduser()
     for path in prepared(source, kind, folder, force=force):
-        typer.echo(f"wrote {path}")
+        echo(f"wrote {path}")
     if not root or Path(root).expanduser().resolve() != folder.resolve():
         say(f"to use it: export FEDRBN_DATA={folder.resolve()}")
 
@@ -116,8 +116,8 @@ def show_official() -> None:
     from fedrbn.data.official import OFFICIAL
 
     for name, entry in OFFICIAL.items():
-        typer.echo(f"--as {name}: {entry.title}\n  by     {entry.owners}\n  from   {entry.where}")
-        typer.echo("  files  " + "\n         ".join(entry.files))
+        echo(f"--as {name}: {entry.title}\n  by     {entry.owners}\n  from   {entry.where}")
+        echo("  files  " + "\n         ".join(entry.files))
 
 
 def show_report(report: Report) -> None:
@@ -143,11 +143,11 @@ def show_report(report: Report) -> None:
         for kind, found in (("test images that are training images", report.exact), ("near duplicates", report.near))
     }
     for title, lines in {"classes without images": missing, "broken files": [*report.broken], **pairs}.items():
-        typer.echo(f"{title}: {len(lines) or 'none'}")
+        echo(f"{title}: {len(lines) or 'none'}")
         for line in lines[:_MOST_LISTED]:
-            typer.echo(f"  {line}")
+            echo(f"  {line}")
         if len(lines) > _MOST_LISTED:
-            typer.echo(f"  and {len(lines) - _MOST_LISTED} more (--json has all)")
+            echo(f"  and {len(lines) - _MOST_LISTED} more (--json has all)")
 
 
 def availability(name: str, entry: Description) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedrbn.cli.output import console
+from fedrbn.cli.output import console, echo
 from fedrbn.cli.reproducing import folder_name
 from fedrbn.cli.running import seed_numbers
 
@@ -56,7 +56,7 @@ def figure(
         runs=tuple(run or ()),
     )
     for path in catalogue.draw(entry, request, out or Path("figures") / name):
-        typer.echo(f"wrote {path}")
+        echo(f"wrote {path}")
 
 
 def show_figures() -> None:

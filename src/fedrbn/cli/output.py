@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -16,18 +17,32 @@ if TYPE_CHECKING:
     from fedrbn.runs import Watcher
 
 
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that a terminal obeys instead of showing them, or that change the direction of what stands beside them."""
+
+
+def printable(text: str) -> str:
+    """The text with such characters written out: names come from files, and may want to rewrite the screen."""
+    return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print a line. Whatever a command prints goes through here or through `console`, so that nothing is obeyed."""
+    typer.echo(printable(text), err=err, nl=nl)
+
+
 def console(*, err: bool = False) -> Console:
     """The terminal, or a wide page where the output is a file or a pipe, which have no width of their own."""
-    from rich.console import Console
+    from fedrbn.cli.page import Page
 
-    plain = Console(stderr=err)
-    return plain if plain.is_terminal else Console(stderr=err, width=140)
+    plain = Page(err=err)
+    return plain if plain.is_terminal else Page(err=err, width=140)
 
 
 def say(text: str, quiet: bool = False) -> None:
     """A message for the person at the terminal."""
     if not quiet:
-        typer.echo(text, err=True)
+        echo(text, err=True)
 
 
 @contextmanager
@@ -55,7 +70,7 @@ def show(record: dict[str, Any], directory: Path, as_json: bool) -> None:
 
 def print_json(value: Any) -> None:
     """A value as JSON on stdout."""
-    typer.echo(json.dumps(value, indent=1))
+    echo(json.dumps(value, indent=1))
 
 
 def listed(text: str) -> list[str]:

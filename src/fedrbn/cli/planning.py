@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrbn.cli.output import console, print_json, say
+from fedrbn.cli.output import console, echo, print_json, say
 
 if TYPE_CHECKING:
     from fedrbn.fleet import Check
@@ -40,15 +40,13 @@ def probe(
         print_json(asdict(found))
         return
     speed, giga = found.speed, 1e9
-    typer.echo(f"network           {experiment.model.name}, width {experiment.model.width:g}, {side}x{side} pixels")
-    typer.echo(f"forward           {speed.forward / giga:.2f} GMAC/s")
-    typer.echo(f"backward          {speed.backward / giga:.2f} GMAC/s")
-    typer.echo(f"attack step       {speed.attack / giga:.2f} GMAC/s")
-    typer.echo(f"free memory       {'unknown' if found.memory is None else f'{found.memory / giga:.1f} GB'}")
-    typer.echo(f"memory bandwidth  {found.memory_bandwidth / giga:.1f} GB/s")
-    typer.echo(
-        f"download          {'not measured' if found.bandwidth is None else f'{found.bandwidth / 1e6:.1f} MB/s'}"
-    )
+    echo(f"network           {experiment.model.name}, width {experiment.model.width:g}, {side}x{side} pixels")
+    echo(f"forward           {speed.forward / giga:.2f} GMAC/s")
+    echo(f"backward          {speed.backward / giga:.2f} GMAC/s")
+    echo(f"attack step       {speed.attack / giga:.2f} GMAC/s")
+    echo(f"free memory       {'unknown' if found.memory is None else f'{found.memory / giga:.1f} GB'}")
+    echo(f"memory bandwidth  {found.memory_bandwidth / giga:.1f} GB/s")
+    echo(f"download          {'not measured' if found.bandwidth is None else f'{found.bandwidth / 1e6:.1f} MB/s'}")
 
 
 def plan(
@@ -129,8 +127,8 @@ def show_plan(chosen: FleetPlan, checks: list[Check], options: list[str]) -> Non
         table.add_row(a.device, a.domain, duty, f"{a.at_share:.0%}", *times, *megabytes)
     page.print(table)
     shares = ", ".join(f"{domain} {share:.0%}" for domain, share in chosen.coverage.items())
-    typer.echo(f"adversarially trained images per domain: {shares}")
+    echo(f"adversarially trained images per domain: {shares}")
     for problem in chosen.problems:
-        typer.echo(f"note: {problem}")
+        echo(f"note: {problem}")
     if options:
         say(f"AT users for fedrbn run: {options[0]} '{options[1]}'")

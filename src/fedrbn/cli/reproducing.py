@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedrbn.cli.output import console, say
+from fedrbn.cli.output import console, echo, say
 from fedrbn.cli.running import seed_numbers
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def reproduce(
     )
     folder = out / folder_name(name, scale, threat, data)
     table.write(filled, folder)
-    typer.echo(table.markdown(filled))
+    echo(table.markdown(filled))
     say(f"wrote {folder}/table.md, table.csv and table.json")
     if failed:
         say(f"{failed} run(s) failed: their cells are empty or name the round; repeat the command to continue them")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedrbn.cli.output import console
+from fedrbn.cli.output import console, echo
 
 
 def settings(
@@ -18,7 +18,7 @@ def settings(
     from fedrbn.config import reference
 
     if markdown:
-        typer.echo(markdown_page(), nl=False)
+        echo(markdown_page(), nl=False)
         return
     table = Table()
     for column in ("setting", "default", "meaning"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedrbn.cli.output import console, print_json, say
+from fedrbn.cli.output import console, echo, print_json, say
 
 if TYPE_CHECKING:
     from fedrbn.export import Exported
@@ -54,7 +54,7 @@ def predict(
         print_json([asdict(prediction) for prediction in found])
         return
     for p in found:
-        typer.echo(f"{p.image}: {p.label} ({p.probability:.1%}; then {p.runner_up}, {p.runner_up_probability:.1%})")
+        echo(f"{p.image}: {p.label} ({p.probability:.1%}; then {p.runner_up}, {p.runner_up_probability:.1%})")
 
 
 def onboard(
@@ -124,9 +124,9 @@ def show_newcomer(newcomer: Newcomer, scores: list[Score], domain: str) -> None:
 
     from fedrbn.tables import BRANCH, percent
 
-    typer.echo(f"BN_c measured on {newcomer.images} images of {domain}")
+    echo(f"BN_c measured on {newcomer.images} images of {domain}")
     for donor, weight in sorted(newcomer.donors.items(), key=lambda item: -item[1])[:3]:
-        typer.echo(f"BN_a from {donor} with weight {weight:.3f}")
+        echo(f"BN_a from {donor} with weight {weight:.3f}")
     if not scores:
         return
     table = Table(title=f"On the test images of {domain}, in %")
@@ -156,11 +156,11 @@ def show_export(exported: Exported, as_json: bool) -> None:
     eps = f" under {card.attack['name']} at ε = {card.attack['eps'] * 255:g}/255" if card.attack.get("eps") else ""
     before, after = exported.bytes_before / 1e6, exported.bytes_after / 1e6
     slow, fast = exported.milliseconds_before, exported.milliseconds_after
-    typer.echo(f"wrote {exported.path}: {card.method}, client {card.client}, branch {card.branch}")
-    typer.echo(f"measured before export: {accuracy}{eps * (card.ra is not None)}")
-    typer.echo(f"batch norm folded: {card.folded}, kept: {len(exported.kept)}")
+    echo(f"wrote {exported.path}: {card.method}, client {card.client}, branch {card.branch}")
+    echo(f"measured before export: {accuracy}{eps * (card.ra is not None)}")
+    echo(f"batch norm folded: {card.folded}, kept: {len(exported.kept)}")
     for name, reason in list(exported.kept.items())[:3]:
-        typer.echo(f"  kept {name}: {reason}")
-    typer.echo(f"logits agree to {exported.deviation:.1e}")
-    typer.echo(f"size     {before:.2f} MB -> {after:.2f} MB")
-    typer.echo(f"latency  {slow:.2f} ms -> {fast:.2f} ms (one image, one thread)")
+        echo(f"  kept {name}: {reason}")
+    echo(f"logits agree to {exported.deviation:.1e}")
+    echo(f"size     {before:.2f} MB -> {after:.2f} MB")
+    echo(f"latency  {slow:.2f} ms -> {fast:.2f} ms (one image, one thread)")

@@ -17,11 +17,14 @@ from torch import Tensor
 from fedrbn.federated.aggregation import Layout
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.state import tensors
-from fedrbn.types import Member, Role, Tensors, Upload
+from fedrbn.types import Answers, Failure, Member, Role, Tensors, Upload
 
 LARGEST_STATISTIC = 1e6
 """Means and variances may move by so many times their former size, or so many units: pixels lie in [0, 1]."""
 
+_MOST_ROUNDS = 2**31
+_MOST_SHOWN = 100
+"""Characters of a wrong value in a message."""
 _DIVERGED = "The client's training has diverged: lower train.lr, or look at its data."
 
 
@@ -89,15 +92,15 @@ class Gate:
     def _wrong_facts(self, upload: Upload) -> Iterator[str]:
         if type(upload.samples) is not int or upload.samples != self.member.samples:
             yield (
-                f"got {upload.samples!r} samples; expected the {self.member.samples} that the client registered with. "
-                "Its data has changed, or it misstates its weight in the mean: register it anew."
+                f"got {_shown(upload.samples)} samples; expected the {self.member.samples} that the client registered "
+                "with. Its data has changed, or it misstates its weight in the mean: register it anew."
             )
         loss = upload.metrics.get("loss")
-        if not isinstance(loss, float | int) or not math.isfinite(loss):
-            yield f"got {loss!r} as the training loss; expected a number. {_DIVERGED}"
-        strange = next((k for k, v in upload.metrics.items() if not isinstance(v, float | int)), None)
+        if not _is_number(loss):
+            yield f"got {_shown(loss)} as the training loss; expected a number. {_DIVERGED}"
+        strange = next((name for name, value in upload.metrics.items() if not _is_number(value)), None)
         if strange is not None:
-            yield f"got metric {strange!r} that is no number; expected numbers only. Look at the client's program."
+            yield f"got metric {strange!r} that is no number; expected finite numbers. Look at the client's program."
 
     def _wrong_values(self, values: Mapping[str, Tensor], distances: Mapping[str, float]) -> Iterator[str]:
         for name, tensor in values.items():
@@ -124,6 +127,62 @@ class Gate:
                             f"got statistics of norm {length(values[name]):.3g} in {where}, which were {size:.3g}; "
                             f"expected them to move by at most {LARGEST_STATISTIC:.0e} times that. {_DIVERGED}"
                         )
+
+
+def malformed(result: object) -> str | None:
+    """Why this is no answer of any kind: what is in it has not the types that it should have; None if it has."""
+    if not isinstance(result, Upload | Answers | Failure):
+        return (
+            f"got a {type(result).__name__} from the executor; expected an Upload, Answers or a Failure. Look at the "
+            "executor's program."
+        )
+    wrong = next(_wrong_types(result), None)
+    return wrong and f"got {wrong} in an answer. Look at the client's and the executor's programs."
+
+
+def _wrong_types(result: Upload | Answers | Failure) -> Iterator[str]:
+    """What in a result is of another type than `fedrbn.types` says, and what was expected."""
+    if not isinstance(result.client, str):
+        yield f"client = {_shown(result.client)}; expected text"
+    if not isinstance(result.round, int) or not abs(result.round) < _MOST_ROUNDS:
+        yield f"round = {_shown(result.round)}; expected a whole number"
+    if isinstance(result, Failure) and not isinstance(result.cause, str):
+        yield f"cause = {_shown(result.cause)}; expected text"
+    if isinstance(result, Upload):
+        yield from _wrong_tensors("shared", result.shared)
+        yield from _wrong_tensors("personal", result.personal)
+        if not isinstance(result.metrics, dict) or not all(isinstance(name, str) for name in result.metrics):
+            yield f"metrics of type {type(result.metrics).__name__}; expected numbers by name"
+    if isinstance(result, Answers):
+        yield from _wrong_tensors("correct", result.correct)
+        if any(tensor.dtype != torch.bool or tensor.ndim != 1 for tensor in result.correct.values()):
+            yield "answers that are not one boolean per sample; expected that"
+
+
+def _wrong_tensors(part: str, given: object) -> Iterator[str]:
+    if not isinstance(given, dict):
+        yield f"{part} of type {type(given).__name__}; expected tensors by name"
+        return
+    for name, tensor in given.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            yield f"a {type(tensor).__name__} as {part} {_shown(name)}; expected a tensor"
+        elif tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.requires_grad:
+            yield f"{part} tensor {name!r}, which is sparse, on a device or part of a graph; expected a CPU tensor"
+
+
+def _shown(value: object) -> str:
+    """A value of any type as a message shows it: not a page of it, and not a number that Python will not write."""
+    try:
+        return repr(value)[:_MOST_SHOWN]
+    except Exception:  # it is somebody else's class
+        return f"a value of type {type(value).__name__} that cannot be shown"
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return isinstance(value, float | int) and math.isfinite(value)
+    except OverflowError:  # an integer that is larger than any float
+        return False
 
 
 def layer_of(tensor: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedrbn.federated.admission import Gate, Movement, UploadError
+from fedrbn.federated.admission import Gate, Movement, UploadError, malformed
 from fedrbn.federated.aggregation import Contribution
 from fedrbn.types import Failure, Result, Role, Tensors, Upload
 
@@ -97,12 +97,14 @@ def in_order(
     """One result for each client, in the order of the clients, whatever order they arrive in.
 
     Sums must not depend on who was faster. Answers to another round, second answers and answers of strangers are
-    noted and left out; for a client that never answers there is a Failure at the end.
+    noted and left out; for a client that never answers there is a Failure at the end. What has not even the form of an
+    answer is a Failure of the client that it is from, if it says so.
     """
     asked, awaited = frozenset(clients), set(clients)
     early: dict[str, Result] = {}
     turn = 0
-    for result in results:
+    for given in _each(results):
+        result = _well_formed(given, number)
         stray = _stray(result, number, asked, awaited)
         if stray is not None:
             note(Failure(result.client, number, stray))
@@ -115,6 +117,27 @@ def in_order(
     for client in clients[turn:]:
         cause = f"got no answer from client {client!r}; expected one from each of {len(clients)}."
         yield early.pop(client, Failure(client, number, cause))
+
+
+def _each(results: Iterable[Result]) -> Iterator[Result]:
+    """The results one by one, if the executor has given any."""
+    try:
+        found = iter(results)
+    except TypeError:
+        raise FederationError(
+            f"got {type(results).__name__} from the executor; expected an iterator of results. An executor is a "
+            "function (round, jobs) -> results: let it yield one for each job."
+        ) from None
+    return found
+
+
+def _well_formed(given: Result, number: int) -> Result:
+    """The result itself, or a Failure in place of one whose fields are not of the types that they should be."""
+    objection = malformed(given)
+    if objection is None:
+        return given
+    client = getattr(given, "client", None)
+    return Failure(client if isinstance(client, str) else "(unknown)", number, objection)
 
 
 def _stray(result: Result, number: int, asked: Collection[str], awaited: Collection[str]) -> str | None:

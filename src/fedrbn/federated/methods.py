@@ -107,6 +107,10 @@ class Method:
         """How a client of this role trains."""
         return self.at_training if role is Role.AT and self.at_training is not None else self.training
 
+    def remembers(self, role: Role) -> bool:
+        """Whether a client of this role is known to carry something on from round to round (`federated.memory`)."""
+        return isinstance(self.training_of(role), Free | AffineTraining)
+
     @property
     def attacks_at_st(self) -> bool:
         """Whether ST users attack their own images, and so have to know the adversary's ε."""

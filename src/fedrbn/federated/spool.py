@@ -10,10 +10,11 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedrbn.federated.aggregation import Contribution
+from fedrbn.files import StorageError
 
 CHUNK = 1 << 22
 """Numbers held in memory at a time, over all clients together: 16 MB of float32."""
@@ -76,18 +77,42 @@ def spooled(contributions: Iterable[Contribution], chunk: int = CHUNK) -> Iterat
     waiting: list[Contribution] = []
     sizes: dict[str, torch.Size] = {}
     senders: dict[str, list[int]] = {}
-    with tempfile.TemporaryDirectory(prefix="fedrbn-") as folder:
+    with _temporary_folder() as folder:
         for contribution in contributions:
             if not all(torch.isfinite(tensor).all() for tensor in contribution.tensors.values()):
                 continue
             flat = {name: tensor.contiguous().reshape(-1) for name, tensor in contribution.tensors.items()}
-            safetensors.torch.save_file(flat, _path(Path(folder), len(waiting)))
+            _save(flat, _path(folder, len(waiting)))
             for name, tensor in contribution.tensors.items():
                 sizes[name] = tensor.shape
                 senders.setdefault(name, []).append(len(waiting))
             waiting.append(replace(contribution, tensors={}))
         sent = {name: tuple(who) for name, who in senders.items()}
-        yield Spool(Path(folder), tuple(waiting), sizes, sent, chunk)
+        yield Spool(folder, tuple(waiting), sizes, sent, chunk)
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="fedrbn-")
+    except OSError as error:
+        raise _no_room(error) from error
+    with made as folder:
+        yield Path(folder)
+
+
+def _save(flat: dict[str, Tensor], path: Path) -> None:
+    try:
+        safetensors.torch.save_file(flat, path)
+    except (SafetensorError, OSError) as error:
+        raise _no_room(error) from error
+
+
+def _no_room(error: Exception) -> StorageError:
+    return StorageError(
+        f"got uploads that cannot be written to the folder for temporary files ({error}); expected room for those of "
+        "one round. Make room there, or name another folder: TMPDIR=/some/folder. Then continue with --resume."
+    )
 
 
 def _path(folder: Path, client: int) -> Path:

@@ -92,7 +92,7 @@ def _is_known(path: Path) -> bool:
 def read_run(path: Path) -> Run:
     """Everything in a run directory but the weights; it may be unfinished."""
     directory = RunDirectory.open(path)
-    described = (path / "federation.json").is_file()
+    described = directory.folder.exists("federation.json")
     return Run(
         path=path,
         experiment=directory.experiment(),

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedrbn.files import Folder
 from fedrbn.reproduce import bn_shift, divergence
-from fedrbn.storage import write_atomically
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,17 @@ def needed(texts: Iterable[str]) -> tuple[Measure, ...]:
 
 def complete(path: Path, wanted: Iterable[Measure]) -> None:
     """Measure on a trained run what is not in its directory yet."""
+    folder = Folder(path)
     for measure in wanted:
-        if not (path / measure.file).is_file():
-            write_atomically(path / measure.file, json.dumps(measure.of_run(path), indent=1).encode())
+        if not folder.exists(measure.file):
+            folder.write(measure.file, json.dumps(measure.of_run(path), indent=1).encode())
 
 
 def value(path: Path, text: str) -> float | None:
     """The number that a text names; None if it has not been measured."""
     (measure,) = needed([text])
-    if not (path / measure.file).is_file():
+    folder = Folder(path)
+    if not folder.exists(measure.file):
         return None
-    found: float | None = json.loads((path / measure.file).read_text(encoding="utf-8")).get(text)
+    found: float | None = json.loads(folder.read(measure.file)).get(text)
     return found

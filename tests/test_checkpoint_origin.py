@@ -1,0 +1,202 @@
+"""A checkpoint belongs to one experiment, and a resumed run to what its clients remembered."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import safetensors.torch
+
+import fedrbn
+from fedrbn import config, runs
+from fedrbn.checkpoints import digest
+from fedrbn.config import Experiment
+from fedrbn.storage import RunDirectory, StorageError
+from fedrbn.types import ServerState
+
+SETTINGS: dict[str, Any] = {
+    "data": {"domains": ["plain"]},
+    "federation": {"users_per_domain": 2, "at": 0.5, "fraction": 0.03, "test_samples": 2},
+    "model": {"width": 1 / 16},
+    "train": {"rounds": 3, "validate_every": 1, "lr": 0.05},
+    "attack": {"steps": 1},
+    "run": {"workers": 1, "seed": 1},
+}
+FREE = config.with_settings(SETTINGS, [("method", "name", "fatavg-free"), ("method", "replays", 1)])
+
+
+class StopAfter:
+    """A watcher that ends the run after a round."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def training(self, *_: object) -> None: ...
+
+    def answered(self, *_: object) -> None: ...
+
+    def evaluating(self, *_: object) -> None: ...
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        if record["round"] == self.number:
+            raise KeyboardInterrupt
+
+
+def half(values: dict[str, Any], path: Path) -> Path:
+    with contextlib.suppress(KeyboardInterrupt):
+        runs.run(config.make(values), path, watcher=StopAfter(2))
+    return path
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return half(SETTINGS, tmp_path_factory.mktemp("origin") / "half")
+
+
+@pytest.fixture(scope="module")
+def free(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Free AT, stopped after two rounds: client plain-0 remembers its noise."""
+    return half(FREE, tmp_path_factory.mktemp("origin") / "free")
+
+
+@pytest.fixture
+def copy(interrupted: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(interrupted, tmp_path / "run"))
+
+
+@pytest.fixture
+def free_copy(free: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(free, tmp_path / "run"))
+
+
+def edit(path: Path, key: str, value: Any) -> None:
+    """Change one setting of a run's config."""
+    section, _, name = key.partition(".")
+    changed = config.with_settings(
+        RunDirectory.open(path).experiment().model_dump(mode="json", exclude_none=True), [(section, name, value)]
+    )
+    (path / "config.toml").write_text(config.from_values(changed).to_toml())
+
+
+def without(path: Path, *keys: str) -> None:
+    """Make a checkpoint one of a version that did not write these facts."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["fedrbn"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
+    facts = {key: value for key, value in facts.items() if key not in (*keys, "digest")}
+    facts["digest"] = digest(tensors, facts)
+    path.write_bytes(safetensors.torch.save(tensors, metadata={"fedrbn": json.dumps(facts)}))
+
+
+class TestExperiment:
+    @pytest.mark.parametrize(
+        ("key", "value", "before"),
+        [
+            ("run.seed", 2, "1"),
+            ("train.lr", 0.1, "0.05"),
+            ("attack.eps", 0.01, r"0\.03.*"),
+            ("federation.fraction", 0.05, "0.03"),
+            ("train.rounds", 5, "3"),
+        ],
+    )
+    def test_a_config_edited_midway_is_refused_with_both_values(
+        self, key: str, value: float, before: str, copy: Path
+    ) -> None:
+        edit(copy, key, value)
+        for use in (runs.resume, fedrbn.load):
+            with pytest.raises(StorageError, match=rf"{key} = {value} \(in the checkpoint {before}\); expected"):
+                use(copy)
+
+    def test_settings_that_decide_no_number_may_change(self, copy: Path) -> None:
+        edit(copy, "run.workers", 2)
+        edit(copy, "run.out", "elsewhere")
+        assert fedrbn.load(copy).state.round >= 1
+
+    def test_a_checkpoint_of_another_seed_is_refused_by_evaluate(self, interrupted: Path, tmp_path: Path) -> None:
+        mine, other = tmp_path / "mine", tmp_path / "other"
+        one_round = config.with_settings(SETTINGS, [("train", "rounds", 1)])
+        for path, seed in ((mine, 1), (other, 2)):
+            runs.run(config.make(config.with_settings(one_round, [("run", "seed", seed)])), path)
+        shutil.copy(other / "best.safetensors", mine)
+        with pytest.raises(StorageError, match=r"run\.seed = 1 \(in the checkpoint 2\)"):
+            runs.evaluate(mine)
+        assert len(RunDirectory.open(mine).records("evaluations.jsonl")) == 1
+
+    def test_a_checkpoint_that_does_not_say_whose_it_is_is_accepted(self, copy: Path) -> None:
+        for path in copy.glob("*.safetensors"):
+            without(path, "experiment", "memory")
+        assert fedrbn.load(copy).state.round >= 1
+        assert runs.resume(copy)["round"] >= 1
+
+    def test_the_config_that_counts_is_the_one_the_run_began_with(self, tmp_path: Path) -> None:
+        """Edited while the run is going on: what is trained is still of the first settings, and says so."""
+        run = RunDirectory.create(tmp_path / "run", config.make(SETTINGS))
+        edit(run.path, "train.lr", 0.5)
+        run.save("last", ServerState(1, {}, {}), None)
+        with pytest.raises(StorageError, match=r"train\.lr = 0\.5 \(in the checkpoint 0\.05\)"):
+            RunDirectory.open(run.path).checkpoint("last")
+
+    def test_differences_name_what_one_side_left_open(self) -> None:
+        one, other = Experiment(), Experiment.model_validate({"faults": {"deadline_seconds": 3.0}})
+        assert one.differences(other) == [("faults.deadline_seconds", None, 3.0)]
+        assert one.differences(Experiment.model_validate({"run": {"workers": 7, "out": "x"}})) == []
+
+
+def lose_all(run: Path) -> None:
+    shutil.rmtree(run / "clients")
+
+
+def lose_newest(run: Path) -> None:
+    (run / "clients" / "plain-0" / "2.safetensors").unlink()
+
+
+def exchange(run: Path) -> None:
+    folder = run / "clients" / "plain-0"
+    (folder / "2.safetensors").write_bytes((folder / "1.safetensors").read_bytes())
+
+
+class TestMemory:
+    @pytest.mark.parametrize(
+        ("loss", "told"),
+        [
+            (lose_all, r"nothing in .*plain-0; expected what client 'plain-0' remembers of round 2"),
+            (lose_newest, r"that of round 1 with digest .* remembers of round 2 \(digest"),
+            (exchange, r"that of round 2 with digest .* remembers of round 2 \(digest"),
+        ],
+    )
+    def test_a_run_whose_clients_forgot_is_refused(
+        self, loss: Callable[[Path], None], told: str, free_copy: Path
+    ) -> None:
+        loss(free_copy)
+        with pytest.raises(StorageError, match=rf"{told}.*Put a copy of the folder back, or train again"):
+            runs.resume(free_copy)
+
+    def test_one_that_noted_nothing_is_held_to_what_is_certain(self, free_copy: Path) -> None:
+        without(free_copy / "last.safetensors", "memory")
+        lose_newest(free_copy)
+        with pytest.raises(StorageError, match=r"that of round 1 in .*remembers of round 2\. Put a copy"):
+            runs.resume(free_copy)
+
+    def test_a_changed_number_fails_the_client_that_reads_it(self, free_copy: Path) -> None:
+        path = free_copy / "clients" / "plain-0" / "2.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(RuntimeError, match="its digest is not that of its content"):
+            runs.resume(free_copy)
+
+    def test_with_its_memory_it_ends_as_if_nothing_had_happened(self, free_copy: Path, tmp_path: Path) -> None:
+        runs.resume(free_copy)
+        runs.run(config.make(FREE), tmp_path / "whole")
+        for name in ("last.safetensors", "best.safetensors"):
+            assert (free_copy / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+    def test_a_method_without_memory_needs_none(self, copy: Path) -> None:
+        assert not (copy / "clients").exists()
+        assert runs.resume(copy)["round"] >= 1
