@@ -129,8 +129,8 @@ def questions(deployment: Deployment, attacks: Attacks, eps: float, images: int)
             longer = replace(pgd, steps=5 * pgd.steps)
             wider = replace(pgd, eps=min(1.0, 2 * pgd.eps), steps=2 * pgd.steps)
             asked += [
-                accuracy(f"more steps {label}", Untargeted(longer)),
-                accuracy(f"larger ε {label}", Untargeted(wider)),
+                accuracy(f"more steps of {label}", Untargeted(longer)),
+                accuracy(f"larger ε of {label}", Untargeted(wider)),
             ]
     return tuple(asked)
 
@@ -227,8 +227,8 @@ def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, 
             return Check(text, None, "pip install 'fedrbn[attacks]' to measure this")
         first, second = evidence(low, high)
         excess = int(first.sum()) - int(second.sum())
-        shown = " and ".join(
-            f"{right.double().mean().item():.1%} ({name.removeprefix('check ')})"
+        shown = ", ".join(
+            f"{_shown(name, label)} {right.double().mean().item():.1%}"
             for name, right in ((low, first), (high, second))
         )
         return _at_most(excess, len(first), MISSED, text, why, shown)
@@ -241,7 +241,7 @@ def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, 
     checks = [
         _enough(images, needed),
         not_above(label, f"check reference {at}", "a reference attack is not much stronger", weak),
-        not_above(worst, f"check reference {at} adaptive", "nor is it through every branch", weak),
+        not_above(worst, f"check reference {at} adaptive", "nor is it stronger through every branch", weak),
         not_above(label, f"check search {at}", "black-box search is not much stronger", "the gradient is masked"),
         not_above(label, f"check noise {at}", "random noise is not stronger", "the attack does not find anything"),
         _at_most(
@@ -252,11 +252,11 @@ def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, 
             "another threat model than the one printed",
         ),
     ]
-    if evidence.has(f"check more steps {label}"):
+    if evidence.has(f"check more steps of {label}"):
         stuck = "the attack gets stuck, or its gradient is wrong"
         checks += [
-            not_above(f"check more steps {label}", label, "more steps do not raise robust accuracy", stuck),
-            not_above(f"check larger ε {label}", label, "a larger ε does not raise robust accuracy", stuck),
+            not_above(f"check more steps of {label}", label, "more steps do not raise robust accuracy", stuck),
+            not_above(f"check larger ε of {label}", label, "a larger ε does not raise robust accuracy", stuck),
         ]
     return checks
 
@@ -274,6 +274,13 @@ def _at_most(count: int, images: int, share: float, text: str, why: str, shown: 
     limit = most(images, share)
     measured = shown or f"not at {count / images:.1%} of images"
     return Check(text, count <= limit, measured, f"at most {limit / images:.1%}", why)
+
+
+def _shown(name: str, label: str) -> str:
+    """How a line names answers: `this attack adaptive`, `more steps`, `reference 8/255`."""
+    if name.startswith("check "):
+        return name.removeprefix("check ").removesuffix(f" of {label}")
+    return f"this attack{name.removeprefix(label)}"
 
 
 def _judged_at(attack: LogitsAttack, eps: float) -> float | None:

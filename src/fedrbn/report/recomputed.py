@@ -82,10 +82,12 @@ def checklist(trained: Trained, assembly: Assembly) -> tuple[Verdict, ...]:
         return ()
     label, eps, attack = main_label(trained.experiment), threat_eps(assembly), assembly.adversary
     members = {member.id: member for member in trained.plan.members}
-    answers, deployed = [], {}
+    answers: list[Answers] = []
+    deployed: dict[str, str] = {}
     for client in {(client.domain, client.role): client for client in reversed(tested)}.values():
         branch = trained.plan.predicting_branch(trained.state, members[client.id])
-        net, outcome = trained.adapted(client).eval(), Tensors()
+        net = trained.adapted(client).eval()
+        outcome: Tensors = {}
         printed = Accuracy(branch, label, attack, limit=CHECKED, radius=checking.radius(attack, eps))
         for question in (printed, *checking.questions(branch, {label: attack}, eps, CHECKED)):
             random = generator(trained.experiment.run.seed, "report", "checks", client.id, str(question))
