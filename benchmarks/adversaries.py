@@ -21,14 +21,14 @@ from statistics import fmean
 from typing import Any
 
 from fedrbn import config
-from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import Experiment
-from fedrbn.examination import Examination, examine
-from fedrbn.federated.intake import FederationError
-from fedrbn.federated.malice import attackers
+from fedrbn.evaluation.protocol import Examination, examine
+from fedrbn.federated.assemble import Assembly, assemble
+from fedrbn.federated.executors.malice import attackers
+from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import federate, initial_state
-from fedrbn.storage import Best, RunDirectory
-from fedrbn.types import ServerState
+from fedrbn.federated.uploads.collection import FederationError
+from fedrbn.runs.directory import Best, RunDirectory
 
 CELL = ("train", "method", "privacy", "malice")
 """Sections that a row or column may set."""

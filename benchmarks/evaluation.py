@@ -21,10 +21,10 @@ from fedrbn import PGD, Branch, Samples, plain, single
 from fedrbn.attacks import AutoAttack, LogitsAttack, Untargeted
 from fedrbn.attacks.pgd import mia
 from fedrbn.data import load
-from fedrbn.evaluation import Accuracy
+from fedrbn.evaluation.accuracy import Accuracy
 from fedrbn.federated.client import batches, pixels
 from fedrbn.federated.objectives import Adversarial
-from fedrbn.federated.training import Sgd
+from fedrbn.federated.training.sgd import Sgd
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
 

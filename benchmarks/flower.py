@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-from fedrbn import config, runs
+import fedrbn
+from fedrbn import config
 from fedrbn.config import Experiment
 from fedrbn.deploy import processes
 from fedrbn.deploy.fleet import fleet, free_ports, local_plan
@@ -35,7 +36,7 @@ from fedrbn.flower.client_app import app
 from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.log import events
 from fedrbn.flower.serving import serve
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
 
 ROUNDS, CLIENTS = 3, 4
 APP = Path(__file__).parents[1] / "flower"
@@ -198,7 +199,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fedrbn-bench-") as name:
         folder = Path(name)
         rows = {
-            "embedded": metered(folder / "embedded", lambda: runs.run(experiment(), folder / "embedded")),
+            "embedded": metered(folder / "embedded", lambda: fedrbn.run(experiment(), folder / "embedded")),
             "in one process": metered(folder / f"in-process-float32-{ROUNDS}" / "run", lambda: in_process(folder)),
             "simulation": metered(folder / "simulation", lambda: simulation(folder)),
             "deployment": metered(folder / "site" / "server" / "run", lambda: deployment(folder)),

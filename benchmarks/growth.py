@@ -21,15 +21,17 @@ from measuring import Row, quickest, show
 
 from fedrbn import PGD
 from fedrbn.config import TrainConfig
-from fedrbn.federated.aggregation import Contribution, layout, mean
+from fedrbn.federated.aggregation.layout import layout
+from fedrbn.federated.aggregation.mean import Contribution, mean
+from fedrbn.federated.executors.shared_memory import Shelf
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.propagation import Propagation, propagate
-from fedrbn.federated.sealing import Shelf
+from fedrbn.federated.protocol import Execute, Job, Result, Round, Upload
 from fedrbn.federated.server import Plan, federate, initial_state
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.state import tensors
-from fedrbn.types import Execute, Job, Member, Result, Role, Round, Tensors, Upload
+from fedrbn.types import Member, Role, Tensors
 
 MIB = 2**20
 USERS = 1000

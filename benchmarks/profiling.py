@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from fedrbn import PGD, dual
 from fedrbn.federated.client import batches, pixels
 from fedrbn.federated.objectives import Adversarial
-from fedrbn.federated.training import Sgd
+from fedrbn.federated.training.sgd import Sgd
 from fedrbn.hardware import keep_memory
 from fedrbn.nets.fast import fast
 

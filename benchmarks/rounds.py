@@ -29,18 +29,20 @@ from torch import Generator, Tensor
 from fedrbn import PGD
 from fedrbn.config import TrainConfig
 from fedrbn.data.samples import Client, Samples
-from fedrbn.federated.aggregation import layout
+from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.client import batches, steps_per_epoch
-from fedrbn.federated.executors import Site, processes
+from fedrbn.federated.executors.processes import processes
+from fedrbn.federated.executors.serial import Site
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.objectives import Objective
+from fedrbn.federated.protocol import Evaluate
 from fedrbn.federated.server import Plan, federate, initial_state
-from fedrbn.federated.training import Batch, Sgd
+from fedrbn.federated.training.sgd import Batch, Sgd
 from fedrbn.hardware import cores
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast, in_precision
-from fedrbn.types import Evaluate, Member, Role, Tensors
+from fedrbn.types import Member, Role, Tensors
 
 USERS, AT, IMAGES, BATCH, LAM, LR, WORKERS = 10, 2, 111, 32, 0.5, 0.01, 2
 STEPS = steps_per_epoch(IMAGES, BATCH)
@@ -148,7 +150,7 @@ class Timed:
         memory: Tensors,
         generator: Generator,
     ) -> tuple[Tensors, float]:
-        """See `fedrbn.federated.training.Training`."""
+        """See `fedrbn.federated.training.sgd.Training`."""
         started = time.process_time()
         remembered, _ = Sgd()(net, batches, objective, lr=lr, memory=memory, generator=generator)
         return remembered, time.process_time() - started

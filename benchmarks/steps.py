@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fedrbn import PGD, dual
 from fedrbn.federated.objectives import Adversarial, Calibrated, Objective, Standard, attacked
-from fedrbn.federated.training import Sgd
+from fedrbn.federated.training.sgd import Sgd
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast, in_precision

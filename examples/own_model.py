@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import fedrbn
-from fedrbn.export import export_client
-from fedrbn.shipped import read
+from fedrbn.models.export import export_client
+from fedrbn.models.model_file import read
 
 
 def network(classes: int, channels: int) -> nn.Module:

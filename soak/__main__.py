@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedrbn.assembly import load_data
+from fedrbn.federated.assemble import load_data
 from soak import clients, deployed, disks, kills
 from soak.setting import Row, experiment
 

@@ -14,10 +14,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import FaultsConfig
+from fedrbn.federated.assemble import Assembly, assemble
+from fedrbn.federated.protocol import Execute, Failure, Job, Result, Round, ServerState, Upload
 from fedrbn.federated.server import Plan, RoundReport, federate, initial_state
-from fedrbn.types import Execute, Failure, Job, Result, Round, ServerState, Tensors, Upload
+from fedrbn.types import Tensors
 from soak.kills import Data
 from soak.setting import LostError, Row, experiment
 

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedrbn import config, runs
+import fedrbn
+from fedrbn import config
 from fedrbn.deploy.fleet import Fleet, fleet, free_ports, local_plan
 from fedrbn.deploy.site import SUPERLINK, Node, create
+from fedrbn.federated.protocol import ServerState
 from fedrbn.flower.log import events
-from fedrbn.storage import RunDirectory
-from fedrbn.types import ServerState
+from fedrbn.runs.directory import RunDirectory
 from soak.setting import LostError, Row
 
 NODES = tuple(f"node-{i}" for i in range(4))
@@ -43,7 +44,7 @@ PATIENCE = 900.0
 def rows(folder: Path, kills: int, random: np.random.Generator) -> list[Row]:
     """Kill so many nodes one after another, then the SuperLink; each is started again."""
     experiment = config.make(SETTINGS)
-    runs.run(experiment, folder / "embedded")
+    fedrbn.run(experiment, folder / "embedded")
     plan, (port,) = local_plan(experiment, len(NODES)), free_ports(1)
     site = create(folder / "site", replace(plan, nodes=(*plan.nodes, Node(THIEF, partition=0, port=port))))
     run = site.server / "soak"

@@ -16,8 +16,9 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from fedrbn import config, nets, runs
-from fedrbn.storage import RunDirectory, StorageError
+from fedrbn import config, nets
+from fedrbn.runs import train as runs
+from fedrbn.runs.directory import RunDirectory, StorageError
 from soak.kills import Data, finish, reference, train
 from soak.setting import SETTINGS, LostError, Row, ensure_same, experiment, fingerprint, fork, wait
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedrbn import runs
 from fedrbn.data.samples import DataSet, Federation
+from fedrbn.runs import train as runs
 from soak.setting import SETTINGS, LostError, Row, ensure_same, experiment, fingerprint, fork, wait
 
 Data = DataSet | Federation

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedrbn import config, runs
+import fedrbn
+from fedrbn import config
 from fedrbn.config import Experiment
 
 TINY: dict[str, dict[str, Any]] = {
@@ -48,5 +49,5 @@ def tiny_options() -> list[str]:
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Experiment]) -> Path:
     """A finished run of four rounds, never interrupted. Do not write into it."""
     path = tmp_path_factory.mktemp("runs") / "trained"
-    runs.run(tiny(), path)
+    fedrbn.run(tiny(), path)
     return path

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedrbn.attacks import PGD, Untargeted, attack_named
 from fedrbn.attacks.pgd import mia
 from fedrbn.data.samples import Samples
-from fedrbn.evaluation import (
+from fedrbn.evaluation.accuracy import (
     CONFIDENT,
     Accuracy,
     PerInput,

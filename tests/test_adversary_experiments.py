@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedrbn.assembly import resolved
+from fedrbn.federated.options import resolved
 
 ROOT = Path(__file__).parent.parent
 

@@ -13,16 +13,16 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from fedrbn.assembly import assemble
 from fedrbn.cli import app
 from fedrbn.config import Experiment
+from fedrbn.federated.assemble import assemble
 from fedrbn.figures import bn_shift as figure
 from fedrbn.figures.sources import FigureError, Request
-from fedrbn.loading import load
 from fedrbn.nets.dual_bn import dual
-from fedrbn.reproduce import bn_shift, divergence, measures, reading
+from fedrbn.reproduce import bn_shift, domain_divergence, measures, reading
 from fedrbn.reproduce.bn_shift import Moments
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.load import load
 from fedrbn.types import Role
 
 
@@ -120,7 +120,7 @@ def test_what_training_stored_is_bn_a_against_bn_c(trained: Path) -> None:
 
 
 def test_neighbours_by_chance(trained: Path) -> None:
-    found = divergence.neighbours(trained)
+    found = domain_divergence.neighbours(trained)
     assert found["neighbours chance"] == pytest.approx(100 / 9)  # two users per domain: one of nine others is of mine
     assert found["neighbours same"] in [10.0 * users for users in range(11)]
 

@@ -10,16 +10,17 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from fedrbn import checklist
 from fedrbn.attacks import PGD, Corruption, LocalSearch, Logits, LogitsAttack, Loss, Oblivious, Untargeted
 from fedrbn.attacks.protocols import dlr
-from fedrbn.checklist import IMAGES, Check, Evidence, judge, most, shares
-from fedrbn.data.digits_mini import digits_mini
 from fedrbn.data.samples import Samples
-from fedrbn.evaluation import Accuracy, logits_of
+from fedrbn.data.sets.digits_mini import digits_mini
+from fedrbn.evaluation import checklist
+from fedrbn.evaluation.accuracy import Accuracy, logits_of
+from fedrbn.evaluation.checklist import IMAGES, Check, Evidence, judge, most, shares
 from fedrbn.federated.objectives import Adversarial
+from fedrbn.federated.protocol import Answers
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, dual
-from fedrbn.types import Answers, Branch, Tensors
+from fedrbn.types import Branch, Tensors
 
 EPS = 0.1
 SIDE = 8

@@ -14,11 +14,12 @@ import safetensors
 import safetensors.torch
 
 import fedrbn
-from fedrbn import config, runs
-from fedrbn.checkpoints import digest
+from fedrbn import config
 from fedrbn.config import Experiment
-from fedrbn.storage import RunDirectory, StorageError
-from fedrbn.types import ServerState
+from fedrbn.federated.protocol import ServerState
+from fedrbn.runs import train as runs
+from fedrbn.runs.checkpoint import digest
+from fedrbn.runs.directory import RunDirectory, StorageError
 
 SETTINGS: dict[str, Any] = {
     "data": {"domains": ["plain"]},

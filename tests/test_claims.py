@@ -12,7 +12,7 @@ from fedrbn.config import ConfigError
 from fedrbn.reproduce import claims, claims_page, declarations, table
 from fedrbn.reproduce.claims import Check, Claim, CostCheck, Evidence, Gap, Outcome, Place, Verdict
 from fedrbn.reproduce.differences import Difference
-from fedrbn.reproduce.plan import Threat
+from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.reproduce.scales import SCALES, Scale
 from fedrbn.reproduce.table import Number, Table
 

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedrbn import cli, runs, sweep
+from fedrbn import cli
 from fedrbn.config import Experiment
-from fedrbn.estimate import as_text
-from fedrbn.progress import Display
-from fedrbn.storage import RunDirectory
+from fedrbn.cost.estimate import as_text
+from fedrbn.runs import sweep
+from fedrbn.runs import train as runs
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.display import Display
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ import pytest
 from torch import Generator, Tensor
 from typer.testing import CliRunner
 
-from fedrbn import checklist, runs
+import fedrbn
 from fedrbn.attacks import Logits
 from fedrbn.cli import app
-from fedrbn.cli.evaluating import attack_texts, failures, meets, objections, parse_condition, warnings
+from fedrbn.cli.evaluate import attack_texts, failures, meets, objections, parse_condition, warnings
 from fedrbn.config import Experiment
-from fedrbn.storage import RunDirectory
+from fedrbn.evaluation import checklist
+from fedrbn.runs.directory import RunDirectory
 
 RUN = CliRunner()
 
@@ -202,7 +203,7 @@ def robust(tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Experim
     path = tmp_path_factory.mktemp("runs") / "robust"
     federation = {"users_per_domain": 1, "at": 1.0, "fraction": 0.5, "test_samples": 60}
     train = {"rounds": 8, "validate_every": 8, "lr": 0.1}
-    runs.run(tiny(federation=federation, train=train, method={"name": "fatbn"}, attack={"step_size": 6 / 255}), path)
+    fedrbn.run(tiny(federation=federation, train=train, method={"name": "fatbn"}, attack={"step_size": 6 / 255}), path)
     return path
 
 

@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 
 from federated import tiny as small
 from fedrbn import config, nets
-from fedrbn.assembly import Assembly, assemble
 from fedrbn.attacks import PGD
 from fedrbn.cli import app
 from fedrbn.config import AtUsers, Experiment
-from fedrbn.cost import (
+from fedrbn.cost.count import (
     Counter,
     Traffic,
     actual_macs,
@@ -31,16 +30,18 @@ from fedrbn.cost import (
     traffic,
     without_images,
 )
+from fedrbn.cost.paper import free_at_total, setting
 from fedrbn.data.samples import Federation
+from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.federated.client import batches
 from fedrbn.federated.methods import METHODS
 from fedrbn.federated.objectives import Calibrated, Standard
 from fedrbn.federated.options import configure
+from fedrbn.federated.protocol import Train, Upload
 from fedrbn.federated.server import initial_state
 from fedrbn.nets.dual_bn import dual
 from fedrbn.nets.state import tensors
-from fedrbn.paper_cost import free_at_total, setting
-from fedrbn.types import Role, Train, Upload
+from fedrbn.types import Role
 
 AT, ST = Role.AT, Role.ST
 
@@ -282,7 +283,7 @@ def test_no_images_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_own_data_is_counted_too(tiny: Callable[..., Experiment]) -> None:
     alike = {"validation": 0.25}
-    experiment = tiny(data={"name": "fedrbn.data.digits_mini:digits_mini"}, federation=alike)
+    experiment = tiny(data={"name": "fedrbn.data.sets.digits_mini:digits_mini"}, federation=alike)
     assert cost(experiment)["macs_per_epoch"] == cost(tiny(federation=alike))["macs_per_epoch"]
 
 

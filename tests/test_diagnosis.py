@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedrbn.data.samples import Samples
-from fedrbn.diagnosis import ABRUPT, INVISIBLE, Diagnosis
+from fedrbn.evaluation.diagnosis import ABRUPT, INVISIBLE, Diagnosis
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch
 

@@ -8,7 +8,15 @@ from torch import Generator, Tensor, nn
 
 from fedrbn.attacks import PGD, Logits, Oblivious, Untargeted
 from fedrbn.data.samples import Samples
-from fedrbn.evaluation import CONFIDENT, Accuracy, PerInput, attack_through, deployment_name, logits_of, other_views
+from fedrbn.evaluation.accuracy import (
+    CONFIDENT,
+    Accuracy,
+    PerInput,
+    attack_through,
+    deployment_name,
+    logits_of,
+    other_views,
+)
 from fedrbn.nets.dual_bn import DualNet, dual, single
 from fedrbn.nets.state import load
 from fedrbn.types import Branch, Stats

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fedrbn.federated.affine
 import pytest
 import torch
 
-import fedrbn.federated.affine
-from fedrbn import runs
-from fedrbn.assembly import assemble
+import fedrbn
 from fedrbn.config import ConfigError, Experiment
-from fedrbn.federated.intake import FederationError
+from fedrbn.federated.assemble import assemble
 from fedrbn.federated.methods import METHODS
-from fedrbn.storage import RunDirectory
-from fedrbn.types import Result, Role
+from fedrbn.federated.protocol import Result
+from fedrbn.federated.uploads.collection import FederationError
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.types import Role
 from test_runs import Noting, assert_same_run
 
 Make = Callable[..., Experiment]
@@ -36,7 +37,7 @@ def small(tiny: Make, name: str, train: dict[str, Any] | None = None, **options:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_and_is_evaluated(name: str, tiny: Make, tmp_path: Path) -> None:
     experiment = small(tiny, name)
-    record = runs.run(experiment, tmp_path / "run")
+    record = fedrbn.run(experiment, tmp_path / "run")
     assert record["method"] == name
     assert len(record["users"]) == 4
     assert all(0 <= user["ra"] <= user["sa"] <= 1 for user in record["users"].values())
@@ -62,7 +63,7 @@ def test_every_method_runs_and_is_evaluated(name: str, tiny: Make, tmp_path: Pat
 def test_every_option_of_the_loss_changes_what_is_trained(options: dict[str, Any], tiny: Make, tmp_path: Path) -> None:
     ends = []
     for number, given in enumerate([options, {}]):
-        runs.run(small(tiny, "fedrbn", **given), tmp_path / str(number))
+        fedrbn.run(small(tiny, "fedrbn", **given), tmp_path / str(number))
         checkpoint = RunDirectory.open(tmp_path / str(number)).checkpoint("last")
         assert checkpoint is not None
         ends.append(checkpoint.state.shared["network.fc1.weight"])
@@ -76,7 +77,7 @@ def test_slack_is_an_aggregation_with_its_own_setting(tiny: Make, tmp_path: Path
     for number, train in enumerate(
         [{"aggregation": "slack"}, {"aggregation": "slack", "slack": 0.0}, {"aggregation": "mean"}]
     ):
-        runs.run(small(tiny, "fatavg", train={**train, "rounds": 1}), tmp_path / str(number))
+        fedrbn.run(small(tiny, "fatavg", train={**train, "rounds": 1}), tmp_path / str(number))
         checkpoint = RunDirectory.open(tmp_path / str(number)).checkpoint("last")
         assert checkpoint is not None
         ends.append(checkpoint.state.shared["network.fc1.weight"])
@@ -103,7 +104,7 @@ def test_methods_with_memory_or_phases_resume_exactly(
     train = {"rounds": {"fatbn-free": 6, "finetune": 2}.get(name, 3)}
     options = {**options, **({"ft_iterations": 1} if name == "finetune" else {})}
     experiment = small(tiny, name, train=train, **options)
-    runs.run(experiment, tmp_path / "whole")
+    fedrbn.run(experiment, tmp_path / "whole")
     interrupted = tmp_path / "interrupted"
 
     class Stopping(Noting):
@@ -112,26 +113,26 @@ def test_methods_with_memory_or_phases_resume_exactly(
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.run(experiment, interrupted, watcher=Stopping())
+        fedrbn.run(experiment, interrupted, watcher=Stopping())
     memories = sorted(path.name for path in interrupted.glob("clients/plain-0/*"))
     assert memories == (["1.safetensors", "2.safetensors", "3.safetensors"] if name in ("fatbn-free", "fedrob") else [])
-    runs.resume(interrupted)
+    fedrbn.resume(interrupted)
     assert_same_run(tmp_path / "whole", interrupted)
     for kept in (tmp_path / "whole").glob("clients/*/*"):
         assert kept.read_bytes() == (interrupted / kept.relative_to(tmp_path / "whole")).read_bytes()
 
 
 def test_only_at_users_remember_and_force_forgets(tiny: Make, tmp_path: Path) -> None:
-    runs.run(small(tiny, "fatavg-free"), tmp_path / "run")
+    fedrbn.run(small(tiny, "fatavg-free"), tmp_path / "run")
     assert {path.name for path in (tmp_path / "run" / "clients").iterdir()} == {"plain-0", "pen-0"}
-    runs.run(small(tiny, "fatavg"), tmp_path / "run", force=True)
+    fedrbn.run(small(tiny, "fatavg"), tmp_path / "run", force=True)
     assert not (tmp_path / "run" / "clients").exists()
 
 
 def test_fatmeta_is_evaluated_after_one_step_on_the_clients_own_data(tiny: Make, tmp_path: Path) -> None:
     """The record's accuracy is that of the adapted network, which differs from the one that the server has."""
     experiment = tiny(method={"name": "fatmeta", "inner_lr": 0.5}, train={"rounds": 1, "validate_every": 1})
-    record = runs.run(experiment, tmp_path / "run")
+    record = fedrbn.run(experiment, tmp_path / "run")
     trained = fedrbn.load(tmp_path / "run")
     changed = []
     for client in assemble(experiment).federation.clients:
@@ -151,12 +152,12 @@ def test_fedrob_refuses_large_images_before_a_directory_is_made(
     """2352² numbers of 4 bytes; with less memory to spare 28 pixels are large."""
     monkeypatch.setattr(fedrbn.federated.affine, "LARGEST", 2**20)
     with pytest.raises(ConfigError, match=r"method 'fedrob'.* need 22,127,616 bytes .* data.image_size to \d+ or less"):
-        runs.run(small(tiny, "fedrob"), tmp_path / "run")
+        fedrbn.run(small(tiny, "fedrob"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_finetuning_chooses_among_fine_tuned_states(tiny: Make, tmp_path: Path) -> None:
-    record = runs.run(small(tiny, "finetune"), tmp_path / "run")
+    record = fedrbn.run(small(tiny, "finetune"), tmp_path / "run")
     assert record["round"] > 2, "rounds 1 and 2 are the AT users' alone"
     rounds = RunDirectory.open(tmp_path / "run").records("rounds.jsonl")
     roles = {member.id: member.role for member in fedrbn.load(tmp_path / "run").plan.members}
@@ -170,4 +171,4 @@ def test_too_many_frozen_layers_are_refused_at_once(tiny: Make) -> None:
 
 def test_divergence_in_free_at_is_reported(tiny: Make, tmp_path: Path) -> None:
     with pytest.raises(FederationError, match=r"FloatingPointError.*train\.lr"):
-        runs.run(small(tiny, "fatavg-free", train={"lr": 1e30}), tmp_path / "run")
+        fedrbn.run(small(tiny, "fatavg-free", train={"lr": 1e30}), tmp_path / "run")

@@ -13,11 +13,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedrbn
-from fedrbn import shipped
 from fedrbn.cli import app
-from fedrbn.export import Exported, export_client, export_network, measured
-from fedrbn.shipped import Card, ModelFileError, predict, read
-from fedrbn.storage import RunDirectory
+from fedrbn.models import model_file
+from fedrbn.models.export import Exported, export_client, export_network, measured
+from fedrbn.models.model_file import Card, ModelFileError, predict, read
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Branch
 
 
@@ -127,7 +127,7 @@ def test_a_network_that_does_not_survive_is_not_written(files: dict[str, Exporte
 
 
 def read_network(card: Card) -> nn.Module:
-    return shipped.structure(card.model_copy(update={"folded": 0}))
+    return model_file.structure(card.model_copy(update={"folded": 0}))
 
 
 def test_refusals(trained: Path, files: dict[str, Exported], tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedrbn import runs
-from fedrbn.assembly import assemble
 from fedrbn.config import ConfigError, Experiment, FaultsConfig
-from fedrbn.federated.intake import FederationError, TooFewClientsError
+from fedrbn.federated.assemble import assemble
+from fedrbn.federated.protocol import Evaluate, Execute, Failure, Job, Result, Round, Train
 from fedrbn.federated.server import initial_state
+from fedrbn.federated.uploads.collection import FederationError, TooFewClientsError
 from fedrbn.nets import build
-from fedrbn.progress import Display
-from fedrbn.storage import RunDirectory, StorageError, StorageWarning
-from fedrbn.types import Evaluate, Execute, Failure, Job, Result, Round, Train
+from fedrbn.runs import train as runs
+from fedrbn.runs.directory import RunDirectory, StorageError, StorageWarning
+from fedrbn.runs.display import Display
 from test_runs import Noting, assert_same_run
 
 Make = Callable[..., Experiment]

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from fedrbn.cli import app
 from fedrbn.config import Experiment
-from fedrbn.following import Phase, follow, planned_rounds
-from fedrbn.storage import RunDirectory, StorageError
+from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.runs.watch import Phase, follow, planned_rounds
 from fedrbn.types import Member, Role
 
 

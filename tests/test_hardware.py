@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from fedrbn.assembly import assemble
 from fedrbn.config import Experiment
+from fedrbn.federated.assemble import assemble
 from fedrbn.federated.server import federate, initial_state
 from fedrbn.hardware import kept_memory, one_thread, pick_device, pick_precision
 

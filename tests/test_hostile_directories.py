@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from fedrbn import config, runs
+import fedrbn
+from fedrbn import config
 from fedrbn.files import MOST_LINE, Folder, StorageError
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
 from fuzz.cases import ACCEPTED, REFUSED, command, refusal
 
 FILES = (
@@ -66,7 +67,7 @@ class Stop:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "finished"
-    runs.run(config.make(SETTINGS), path)
+    fedrbn.run(config.make(SETTINGS), path)
     return path
 
 
@@ -74,7 +75,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "interrupted"
     with contextlib.suppress(KeyboardInterrupt):
-        runs.run(config.make(SETTINGS), path, watcher=Stop())
+        fedrbn.run(config.make(SETTINGS), path, watcher=Stop())
     return path
 
 
@@ -262,7 +263,7 @@ def test_force_removes_links_and_not_what_they_lead_to(finished: Path, tmp_path:
         link(copy / name, precious)
     for name in ("answers", "clients"):
         linked_folder(copy / name, precious)
-    runs.run(config.make(SETTINGS), copy, force=True)
+    fedrbn.run(config.make(SETTINGS), copy, force=True)
     assert contents(tmp_path / "outside") == before
     assert not any(path.is_symlink() for path in copy.iterdir())
 

@@ -13,22 +13,18 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedrbn
-from fedrbn import assembly, data, runs, shipped
-from fedrbn.arrivals import arrival, some
+from fedrbn import data
 from fedrbn.cli import app
 from fedrbn.config import Experiment
 from fedrbn.data.samples import DataSet
+from fedrbn.federated import assemble
 from fedrbn.federated.propagation import propagate
-from fedrbn.loading import Trained
+from fedrbn.models import model_file
+from fedrbn.models.newcomer_data import arrival, some
+from fedrbn.models.onboarding import OnboardingError, calibrate, compare, measure_clean_statistics, onboard
 from fedrbn.nets.dual_bn import dual
 from fedrbn.nets.state import tensors
-from fedrbn.onboarding import (
-    OnboardingError,
-    calibrate,
-    compare,
-    measure_clean_statistics,
-    onboard,
-)
+from fedrbn.runs.load import Trained
 from fedrbn.types import Branch
 
 
@@ -112,7 +108,7 @@ def test_a_newcomer_of_fedrbn_plus_is_calibrated_although_bn_c_predicts(
     tiny: Callable[..., Experiment], tmp_path: Path, digits: DataSet
 ) -> None:
     """Its calibration normalises attacked images by their batch, which would move BN_a's running statistics."""
-    runs.run(tiny(method={"name": "fedrbn+"}, train={"rounds": 1}), tmp_path / "run")
+    fedrbn.run(tiny(method={"name": "fedrbn+"}, train={"rounds": 1}), tmp_path / "run")
     plus = fedrbn.load(tmp_path / "run")
     newcomer = onboard(plus, digits.domains[1].train.images[:64])
     assert newcomer.branch is Branch.CLEAN
@@ -141,7 +137,7 @@ def test_comparison_with_participants_of_the_domain(federation: Trained, digits:
 
 def test_images_of_participants_are_left_out(federation: Trained, digits: DataSet) -> None:
     found = arrival(federation, "digits-mini", "pen")
-    assembled = assembly.assemble(federation.experiment)
+    assembled = assemble.assemble(federation.experiment)
     used = [c for c in assembled.federation.clients if c.domain == "pen"]
     held = {image.numpy().tobytes() for c in used for part in (c.train, c.validation) for image in part.images}
     assert found.labelled is not None
@@ -175,7 +171,7 @@ def test_refusals(federation: Trained, digits: DataSet) -> None:
 def test_methods_without_local_batch_norm_are_explained(
     tiny: Callable[..., Experiment], tmp_path: Path, digits: DataSet
 ) -> None:
-    runs.run(tiny(method={"name": "fatavg"}, train={"rounds": 1}), tmp_path / "run")
+    fedrbn.run(tiny(method={"name": "fatavg"}, train={"rounds": 1}), tmp_path / "run")
     with pytest.raises(OnboardingError, match="one batch norm for everybody"):
         onboard(fedrbn.load(tmp_path / "run"), digits.domains[0].train.images)
 
@@ -189,5 +185,5 @@ def test_the_command_writes_a_network(trained: Path, tmp_path: Path) -> None:
     assert record["domain"] == "pen"
     assert record["branch"] == "noised"
     assert set(record["scores"]) >= {"onboarded", "mean batch norm", "pen-0 (AT, same domain)"}
-    card = shipped.read(model).card
+    card = model_file.read(model).card
     assert (card.client, card.sa) == ("newcomer", record["scores"]["onboarded"]["sa"])

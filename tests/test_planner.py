@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedrbn import fleet
 from fedrbn.cli import app
 from fedrbn.config import ConfigError
-from fedrbn.planner import Assignment, Device, Duty, Speed, Workload, cost, observe, plan, units
+from fedrbn.cost.units import Duty, units
+from fedrbn.fleet import description
+from fedrbn.fleet.planner import Assignment, Device, Speed, Workload, cost, observe, plan
 
 WORKLOAD = Workload(
     macs=1000,
@@ -174,7 +175,7 @@ def fleet_file(tmp_path: Path) -> Path:
 
 
 def test_a_fleet_file(fleet_file: Path) -> None:
-    found = fleet.read(fleet_file)
+    found = description.read(fleet_file)
     assert [d.id for d in found.devices] == ["pen-0", "pen-1", "toy"]
     assert found.devices[0].speed == Speed(1e10, 1e10, 2e10)
     assert found.devices[0].memory == 1e9
@@ -196,7 +197,7 @@ def test_a_fleet_file(fleet_file: Path) -> None:
 def test_mistakes_in_a_fleet_file(fleet_file: Path, old: str, new: str, message: str) -> None:
     fleet_file.write_text(FLEET.replace(old, new))
     with pytest.raises(ConfigError, match=message):
-        fleet.read(fleet_file)
+        description.read(fleet_file)
 
 
 def test_the_command_explains_an_infeasible_fleet(fleet_file: Path) -> None:
@@ -219,14 +220,14 @@ def test_measured_rounds_of_a_run(fleet_file: Path, trained: Path) -> None:
     assert checks["pen-1"]["measured"] == times[1]  # the median of three
     assert checks["pen-1"]["ratio"] == pytest.approx(times[1] / checks["pen-1"]["predicted"])
     with pytest.raises(ConfigError, match="Name the devices like the clients"):
-        fleet.check((device("stranger"),), WORKLOAD, fleet.measured_seconds(trained))
+        description.check((device("stranger"),), WORKLOAD, description.measured_seconds(trained))
 
 
 def test_only_full_at_becomes_a_setting() -> None:
     """At 1.5 s the strong device does AT, the other half of it, which a run cannot be told."""
     found = plan([device(), device("strong", speed=1e9)], WORKLOAD, 1.5)
-    assert fleet.settings(found) == ["--set", 'federation.at=["strong"]']
-    assert fleet.settings(plan([device()], WORKLOAD, 1.5)) == []
+    assert description.settings(found) == ["--set", 'federation.at=["strong"]']
+    assert description.settings(plan([device()], WORKLOAD, 1.5)) == []
 
 
 def test_assignment_time_is_the_sum() -> None:

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from fedrbn import config
 from fedrbn.cli import app
+from fedrbn.cost.units import Duty
+from fedrbn.fleet.probe import activation_bytes, download_speed, forward_macs, free_memory, network, probe, workload
 from fedrbn.hardware import one_thread
 from fedrbn.nets.dual_bn import dual
-from fedrbn.planner import Duty
-from fedrbn.probe import activation_bytes, download_speed, forward_macs, free_memory, network, probe, workload
 
 
 def test_macs_of_the_digits_network() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from fedrbn import runs
+import fedrbn
 from fedrbn.config import Experiment
-from fedrbn.progress import Activity, Display, panel, plain_line
-from fedrbn.story import Story
-from fedrbn.types import Answers, Failure, Role, Upload
+from fedrbn.federated.protocol import Answers, Failure, Upload
+from fedrbn.runs.display import Activity, Display, panel, plain_line
+from fedrbn.runs.history import Story
+from fedrbn.types import Role
 
 ROLES = {"a": Role.AT, "b": Role.ST}
 
@@ -85,7 +86,7 @@ def test_a_real_run_on_a_terminal(tiny: Callable[..., Experiment], tmp_path: Pat
     page = io.StringIO()
     experiment = tiny(train={"rounds": 2, "validate_every": 1}, federation={"users_per_domain": 1, "at": ["pen"]})
     with Display(Console(file=page, force_terminal=True, width=120), "mine") as display:
-        runs.run(experiment, tmp_path / "run", watcher=display)
+        fedrbn.run(experiment, tmp_path / "run", watcher=display)
         assert display.activity.name == "mine evaluating"
         assert display.activity.answered == {"AT": 1, "ST": 4, "failed": 0}
     assert display.story.finished == 2

@@ -18,21 +18,21 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedrbn.assembly import resolved
 from fedrbn.cli import app
-from fedrbn.cli.reproducing import duration, folder_name
+from fedrbn.cli.reproduce import duration, folder_name
 from fedrbn.config import ConfigError, Experiment, FirstDomains
-from fedrbn.cost import without_images
+from fedrbn.cost.count import without_images
 from fedrbn.data import AVAILABLE
 from fedrbn.data.federation import at_users
 from fedrbn.federated.client import batches, steps_per_epoch
+from fedrbn.federated.options import resolved
 from fedrbn.federated.server import Plan
-from fedrbn.federated.training import Meta
-from fedrbn.reproduce import declarations, divergence, plan, reading, running, table
+from fedrbn.federated.training.meta import Meta
+from fedrbn.reproduce import declarations, domain_divergence, experiment_cells, reading, running, table
 from fedrbn.reproduce.declarations import Declaration, Part
-from fedrbn.reproduce.plan import Cell
+from fedrbn.reproduce.experiment_cells import Cell
 from fedrbn.reproduce.scales import SCALES, scaled
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
 
 NAMES = declarations.names()
 OURS = (
@@ -48,7 +48,7 @@ PGD7 = {"benchmark": "20 %", "highlight": "12 %"}
 @cache
 def cells(name: str, scale: str = "paper") -> list[Cell]:
     """The cells with the paper's own data, whatever is prepared here."""
-    return plan.cells(declarations.read(name), SCALES[scale], data="domainnet")
+    return experiment_cells.cells(declarations.read(name), SCALES[scale], data="domainnet")
 
 
 def cell(name: str, part: str, row: str, column: str) -> Cell:
@@ -315,7 +315,9 @@ def test_scaling_by_hand() -> None:
 
 def test_the_threat_model_is_another_run() -> None:
     declaration = declarations.read("dirichlet")
-    pixel, release = (plan.cells(declaration, SMOKE, threat=threat) for threat in ("pixel", "authors-release"))
+    pixel, release = (
+        experiment_cells.cells(declaration, SMOKE, threat=threat) for threat in ("pixel", "authors-release")
+    )
     assert {c.runs[0].attack.threat for c in release} == {"authors-release"}
     assert not keys(pixel) & keys(release)
     assert folder_name("dirichlet", "cpu", "authors-release", None) == "dirichlet-cpu-authors-release"
@@ -324,7 +326,7 @@ def test_the_threat_model_is_another_run() -> None:
 
 def test_office_stands_in_for_domainnet_and_lacks_two_domains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDRBN_DATA", raising=False)
-    found = plan.cells(declarations.read("single-domain-domainnet"), SMOKE, only="FATBN")
+    found = experiment_cells.cells(declarations.read("single-domain-domainnet"), SMOKE, only="FATBN")
     assert [c.runs[0].federation.at if c.runs else None for c in found] == [
         ("amazon",),
         ("caltech",),
@@ -336,14 +338,14 @@ def test_office_stands_in_for_domainnet_and_lacks_two_domains(monkeypatch: pytes
     assert {(c.declared, c.data) for c in found} == {("domainnet", "office-caltech10")}
     assert {c.runs[0].federation.users_per_domain for c in found if c.runs} == {5}
     with pytest.raises(ConfigError, match="office-caltech10, which is not prepared here"):
-        plan.check_data(found)
+        experiment_cells.check_data(found)
 
 
 def test_missing_digits_are_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDRBN_DATA", raising=False)
     with pytest.raises(ConfigError, match="--data digits-mini"):
-        plan.check_data(plan.cells(declarations.read("dirichlet"), SMOKE))
-    plan.check_data(plan.cells(declarations.read("dirichlet"), SMOKE, data="digits-mini"))
+        experiment_cells.check_data(experiment_cells.cells(declarations.read("dirichlet"), SMOKE))
+    experiment_cells.check_data(experiment_cells.cells(declarations.read("dirichlet"), SMOKE, data="digits-mini"))
 
 
 @pytest.mark.parametrize(
@@ -388,7 +390,7 @@ def test_a_misspelt_experiment_has_a_neighbour() -> None:
 
 def small_cells(seeds: tuple[int, ...] = (1, 2)) -> list[Cell]:
     """FATBN and FATAvg with one AT user of five, on the embedded digits."""
-    found = plan.cells(declarations.read("single-domain"), SMOKE, seeds, data="digits-mini", only="/MNIST")
+    found = experiment_cells.cells(declarations.read("single-domain"), SMOKE, seeds, data="digits-mini", only="/MNIST")
     return [c for c in found if c.row in ("FATBN", "FATAvg") and c.column == "MNIST"]
 
 
@@ -397,7 +399,7 @@ def filled(found: list[Cell], store: Path, seeds: tuple[int, ...] = (1, 2)) -> t
 
 
 def test_cells_that_were_not_run_are_empty_and_never_the_papers(tmp_path: Path) -> None:
-    found = plan.cells(declarations.read("dirichlet"), SMOKE, data="digits-mini")
+    found = experiment_cells.cells(declarations.read("dirichlet"), SMOKE, data="digits-mini")
     made = table.fill(declarations.read("dirichlet"), found, tmp_path, SMOKE, "authors-release", [1])
     page = table.markdown(made)
     assert "| FedRBN |  | 53.1 |  | 84.4 |" in page
@@ -491,12 +493,12 @@ def test_a_rows_own_option_must_be_one_of_its_method() -> None:
     part = declarations.read("plus").parts[0]
     row = declarations.Row(label="clipped", method={"name": "fedrbn+", "clip": 10.0})
     with pytest.raises(ValueError, match="clip"):
-        resolved(plan.declared_run(part, row, part.columns[0]))
+        resolved(experiment_cells.declared_run(part, row, part.columns[0]))
 
 
 def test_attacks_in_pixels_are_not_shown_as_those_of_the_released_code() -> None:
     with pytest.raises(ConfigError, match=r"further attacks are in pixels.*Leave --threat out"):
-        plan.cells(declarations.read("attacks"), SMOKE, threat="authors-release")
+        experiment_cells.cells(declarations.read("attacks"), SMOKE, threat="authors-release")
 
 
 def test_experiments_that_name_objects_are_found_from_another_folder(
@@ -508,7 +510,7 @@ def test_experiments_that_name_objects_are_found_from_another_folder(
     monkeypatch.delitem(sys.modules, "experiments.ours", raising=False)
     monkeypatch.delitem(sys.modules, "experiments", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert plan.cells(declarations.read("plus-parts"), SMOKE)
+    assert experiment_cells.cells(declarations.read("plus-parts"), SMOKE)
 
 
 def test_rows_are_compared_sample_by_sample(tmp_path: Path) -> None:
@@ -591,9 +593,9 @@ def test_what_is_read_from_a_run(trained: Path) -> None:
 def test_divergence_of_domains_that_are_the_same_or_far_apart() -> None:
     rng = np.random.default_rng(0)
     near, also_near, far = (rng.normal(shift, 1, (400, 5)).astype(np.float32) for shift in (0, 0, 9))
-    assert divergence.domain_divergence(near, far, rng) == 2  # told apart without error
+    assert domain_divergence.domain_divergence(near, far, rng) == 2  # told apart without error
     # The error is one half in expectation; its standard error on 400 images is 0.025, so d is within 4 · 3 · 0.025.
-    assert divergence.domain_divergence(near, also_near, rng) < 0.3
+    assert domain_divergence.domain_divergence(near, also_near, rng) < 0.3
 
 
 def test_durations() -> None:
@@ -619,9 +621,9 @@ def test_the_command_writes_its_tables(tmp_path: Path) -> None:
     asked = "fedrbn reproduce single-domain --scale smoke --seeds 1 --data digits-mini --only FATBN/MNIST"
     assert f"Made by `{asked}`." in page
     assert json.loads((folder / "table.json").read_text())["command"] == asked
-    assert plan.command("benchmark", "cpu", [1, 2], threat="authors-release", only="a b", store=Path("s")) == (
-        "fedrbn reproduce benchmark --scale cpu --seeds 1,2 --threat authors-release --only 'a b' --store s"
-    )
+    assert experiment_cells.command(
+        "benchmark", "cpu", [1, 2], threat="authors-release", only="a b", store=Path("s")
+    ) == ("fedrbn reproduce benchmark --scale cpu --seeds 1,2 --threat authors-release --only 'a b' --store s")
 
 
 def test_tables_of_what_is_finished_without_running_anything(tmp_path: Path) -> None:
@@ -654,7 +656,7 @@ def some(found: list[Cell]) -> list[Cell]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_runs_at_smoke(name: str, store: Path) -> None:
     declaration = declarations.read(name)
-    chosen = some(plan.cells(declaration, SMOKE))
+    chosen = some(experiment_cells.cells(declaration, SMOKE))
     outcomes = list(running.complete(running.tasks(chosen), store, 2, SMOKE.subset))
     assert [outcome.error for outcome in outcomes if outcome.error] == []
     made = table.fill(declaration, chosen, store, SMOKE, "pixel", [1])

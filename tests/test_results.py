@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedrbn.results import columns, interval, means, summary, validation_summary
-from fedrbn.types import Answers, Member, Role
+from fedrbn.evaluation.summary import columns, interval, means, summary, validation_summary
+from fedrbn.federated.protocol import Answers
+from fedrbn.types import Member, Role
 
 
 def bits(text: str) -> torch.Tensor:

@@ -17,13 +17,14 @@ import pytest
 import torch
 
 import fedrbn
-from fedrbn import runs
-from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import ConfigError, Experiment
-from fedrbn.federated.intake import FederationError
+from fedrbn.federated.assemble import Assembly, assemble
+from fedrbn.federated.protocol import Answers, Result, Upload
+from fedrbn.federated.uploads.collection import FederationError
 from fedrbn.nets.state import tensors
-from fedrbn.storage import RunDirectory, StorageError
-from fedrbn.types import Answers, Branch, Result, Role, Stats, Upload
+from fedrbn.runs import train as runs
+from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.types import Branch, Role, Stats
 
 Make = Callable[..., Experiment]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedrbn.significance import compare
+from fedrbn.evaluation.significance import compare
 
 
 def outcomes(*right: int, count: int = 10) -> torch.Tensor:

@@ -16,10 +16,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedrbn.checkpoints import Best
 from fedrbn.config import Experiment
-from fedrbn.storage import RunDirectory, StorageError, StorageWarning, write_atomically
-from fedrbn.types import Member, Role, ServerState
+from fedrbn.federated.protocol import ServerState
+from fedrbn.runs.checkpoint import Best
+from fedrbn.runs.directory import RunDirectory, StorageError, StorageWarning, write_atomically
+from fedrbn.types import Member, Role
 
 
 @pytest.fixture

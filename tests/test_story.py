@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedrbn.story import Chapter, Story, chapter, sparkline
+from fedrbn.runs.history import Chapter, Story, chapter, sparkline
 from fedrbn.types import Role
 
 ROLES = {"a": Role.AT, "b": Role.ST, "c": Role.ST}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedrbn.config import ConfigError, Experiment
-from fedrbn.storage import RunDirectory
-from fedrbn.sweep import Cell, Setting, cells, complete
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.sweep import Cell, Setting, cells, complete
 
 LAM: Setting = ("method", "lam", [0, 0.5, 1])
 

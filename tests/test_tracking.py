@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedrbn import runs
-from fedrbn.assembly import Assembly
+import fedrbn
 from fedrbn.cli import app
 from fedrbn.config import Experiment
-from fedrbn.storage import RunDirectory
-from fedrbn.tracking import TensorBoard, TrackingError, Watchers, scalars
-from fedrbn.types import Result, Role
+from fedrbn.federated.assemble import Assembly
+from fedrbn.federated.protocol import Result
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.tracking import TensorBoard, TrackingError, Watchers, scalars
+from fedrbn.types import Role
 
 
 class Diary:
@@ -49,7 +50,7 @@ def read_back(folder: Path) -> dict[str, dict[int, float]]:
 def test_each_watcher_is_told_everything(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
     one, two = Diary(), Diary()
     experiment = tiny(train={"rounds": 1}, federation={"users_per_domain": 1, "at": ["pen"]})
-    runs.run(experiment, tmp_path / "run", watcher=Watchers([one, two]))
+    fedrbn.run(experiment, tmp_path / "run", watcher=Watchers([one, two]))
     assert one.told == two.told
     # five clients train, are validated after the only round, and are evaluated
     expected = ["training after 0", *["answer"] * 10, "round 1", "evaluating 5", *["answer"] * 5]
@@ -76,7 +77,7 @@ def test_the_event_file_says_what_the_record_says(tiny: Callable[..., Experiment
     path = tmp_path / "run"
     experiment = tiny(train={"rounds": 3, "validate_every": 2}, federation={"users_per_domain": 1, "at": ["pen"]})
     with TensorBoard(path / "tensorboard") as watcher:
-        runs.run(experiment, path, watcher=watcher)
+        fedrbn.run(experiment, path, watcher=watcher)
     logged = read_back(path / "tensorboard")
     records = {record["round"]: record for record in RunDirectory.open(path).records("rounds.jsonl")}
     assert logged["train/lr"] == pytest.approx({number: record["lr"] for number, record in records.items()})
@@ -99,10 +100,10 @@ def test_rounds_that_are_trained_again_replace_the_old(tiny: Callable[..., Exper
     path = tmp_path / "run"
     experiment = tiny(train={"rounds": 3}, federation={"users_per_domain": 1, "at": ["pen"]})
     with TensorBoard(path / "tensorboard") as watcher, pytest.raises(Stop):
-        runs.run(experiment, path, watcher=Watchers([watcher, Stopper()]))
+        fedrbn.run(experiment, path, watcher=Watchers([watcher, Stopper()]))
     (path / "last.safetensors").unlink()  # as after a crash before the checkpoint: it starts again from the beginning
     with TensorBoard(path / "tensorboard") as watcher:
-        runs.resume(path, watcher=watcher)
+        fedrbn.resume(path, watcher=watcher)
     assert list(read_back(path / "tensorboard")["train/lr"]) == [1, 2, 3]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedrbn import config
-from fedrbn.storage import RunDirectory, StorageError
+from fedrbn.runs.directory import RunDirectory, StorageError
 
 SEEDS = (1, 2, 3, 4)
 
@@ -30,7 +30,7 @@ def create(path: Path, seed: int, force: bool, ready: Any, told: Any) -> None:
 @pytest.mark.parametrize("force", [False, True], ids=["new", "with force"])
 def test_one_of_many_gets_the_directory(force: bool, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedrbn.storage"])
+    context.set_forkserver_preload(["fedrbn.runs.train.directory"])
     for attempt in range(10):
         path = tmp_path / str(attempt)
         if force:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from fedrbn.assembly import assemble
-from fedrbn.federated.affine import AffineMap
-from fedrbn.federated.memory import recall
-from fedrbn.storage import RunDirectory
+from fedrbn.federated.assemble import assemble
+from fedrbn.federated.training.affine import AffineMap
+from fedrbn.federated.training.memory import recall
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Role
 
 

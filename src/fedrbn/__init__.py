@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from fedrbn.data.samples import Samples as Samples
     from fedrbn.federated.methods import Method as Method
     from fedrbn.federated.server import federate as federate
-    from fedrbn.loading import Trained as Trained
-    from fedrbn.loading import load as load
     from fedrbn.nets.dual_bn import DualNet as DualNet
     from fedrbn.nets.dual_bn import dual as dual
     from fedrbn.nets.dual_bn import plain as plain
     from fedrbn.nets.dual_bn import single as single
-    from fedrbn.runs import evaluate as evaluate
-    from fedrbn.runs import resume as resume
-    from fedrbn.runs import run as run
+    from fedrbn.runs.load import Trained as Trained
+    from fedrbn.runs.load import load as load
+    from fedrbn.runs.train import evaluate as evaluate
+    from fedrbn.runs.train import resume as resume
+    from fedrbn.runs.train import run as run
     from fedrbn.types import Branch as Branch
     from fedrbn.types import Role as Role
     from fedrbn.types import Stats as Stats
@@ -45,15 +45,15 @@ _HOME = {
     "Role": "fedrbn.types",
     "Samples": "fedrbn.data.samples",
     "Stats": "fedrbn.types",
-    "Trained": "fedrbn.loading",
+    "Trained": "fedrbn.runs.train.load",
     "dual": "fedrbn.nets.dual_bn",
-    "evaluate": "fedrbn.runs",
+    "evaluate": "fedrbn.runs.train",
     "federate": "fedrbn.federated.server",
-    "load": "fedrbn.loading",
+    "load": "fedrbn.runs.train.load",
     "make": "fedrbn.config",
     "plain": "fedrbn.nets.dual_bn",
-    "resume": "fedrbn.runs",
-    "run": "fedrbn.runs",
+    "resume": "fedrbn.runs.train",
+    "run": "fedrbn.runs.train",
     "single": "fedrbn.nets.dual_bn",
 }
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedrbn.data.digits_mini import digits_mini
 from fedrbn.data.samples import DataSet, Domain, Samples
+from fedrbn.data.sets.digits_mini import digits_mini
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedrbn.data.cache import Expected, Parts, cache_folder, cached
 from fedrbn.data.samples import Samples
+from fedrbn.data.sets.cache import Expected, Parts, cache_folder, cached
 
 EXPECTED = Expected(train=3, test=2, shape=(3, 4, 4), classes=10)
 

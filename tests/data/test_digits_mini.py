@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedrbn.data.digits_mini import SEED, VERSION, digits_mini, handwritten
 from fedrbn.data.samples import DataSet
-from fedrbn.data.split import stratified
+from fedrbn.data.sets.digits_mini import SEED, VERSION, digits_mini, handwritten
+from fedrbn.data.train_test import stratified
 
 
 def test_five_domains_of_ten_classes(mini: DataSet) -> None:

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from fedrbn.data import AVAILABLE, load
-from fedrbn.data.images import decode, decode_all, image_folder
-from fedrbn.data.photographs import office_caltech10
+from fedrbn.data.sets.folder import decode, decode_all, image_folder
+from fedrbn.data.sets.photographs import office_caltech10
 
 
 def _image(path: Path, colour: tuple[int, int, int] = (255, 0, 0), size: tuple[int, int] = (12, 8)) -> None:

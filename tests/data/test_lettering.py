@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedrbn.data.lettering import BOLD, FONTS, Style, digits_of, numbers
+from fedrbn.data.sets.lettering import BOLD, FONTS, Style, digits_of, numbers
 
 
 def _style(*lengths: float) -> Style:

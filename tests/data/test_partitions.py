@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedrbn.config import FederationConfig, FirstDomains, Partition
 from fedrbn.data.federation import build, pooled
-from fedrbn.data.partitions import from_partitions
+from fedrbn.data.ready_made import from_partitions
 from fedrbn.data.samples import Client, DataSet, Federation, Samples
 from fedrbn.types import Role
 

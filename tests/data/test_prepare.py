@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from fedrbn.data import load
-from fedrbn.data.cache import Expected, cached
-from fedrbn.data.images import decode
 from fedrbn.data.official import DOMAINNET_CLASSES, DOMAINNET_DOMAINS, OFFICIAL
 from fedrbn.data.prepare import changed_files, prepare
 from fedrbn.data.samples import DataSet, Samples
-from fedrbn.data.synth_digits import VERSION
+from fedrbn.data.sets.cache import Expected, cached
+from fedrbn.data.sets.folder import decode
+from fedrbn.data.sets.synth_digits import VERSION
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrbn.data.split import stratified
+from fedrbn.data.train_test import stratified
 
 
 def test_every_class_is_split_in_the_same_proportion() -> None:

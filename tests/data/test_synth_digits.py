@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedrbn.data.synth_digits import LABEL, brightness, contrasting, synth_digits, synthetic_pictures
+from fedrbn.data.sets.synth_digits import LABEL, brightness, contrasting, synth_digits, synthetic_pictures
 
 
 def test_sizes_classes_and_parts() -> None:

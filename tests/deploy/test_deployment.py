@@ -21,14 +21,14 @@ import tomli_w
 import torch
 
 import fedrbn
-from fedrbn import config, runs
+from fedrbn import config
 from fedrbn.config import Experiment
 from fedrbn.deploy.fleet import Fleet, fleet, free_ports, local_plan
 from fedrbn.deploy.processes import Identity, alive, family
 from fedrbn.deploy.site import Node, Plan, Site, create, renew_node
+from fedrbn.federated.protocol import ServerState
 from fedrbn.flower.log import events
-from fedrbn.storage import RunDirectory
-from fedrbn.types import ServerState
+from fedrbn.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +96,7 @@ def of_method(name: str) -> Experiment:
 
 @pytest.mark.parametrize("method", ["fedrbn", "fatavg"])
 def test_a_deployment_gives_the_weights_of_an_embedded_run(deployed: Fleet, tmp_path: Path, method: str) -> None:
-    here = runs.run(of_method(method), tmp_path / "embedded")
+    here = fedrbn.run(of_method(method), tmp_path / "embedded")
     run = deployed.submit_experiment(method, of_method(method))
     assert deployed.wait(run, PATIENCE) == "finished:completed"
 

@@ -9,11 +9,11 @@ from statistics import NormalDist
 import pytest
 from opacus.accountants import RDPAccountant
 
-from fedrbn.assembly import assemble
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, make
-from fedrbn.federated.accounting import ORDERS, epsilon, facts, spending
+from fedrbn.federated.assemble import assemble
 from fedrbn.federated.methods import fedrbn
+from fedrbn.federated.privacy.accountant import ORDERS, epsilon, facts, spending
 from fedrbn.federated.server import federate, initial_state
 from fedrbn.types import Role
 

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from federated.tiny import clients, plan, site
 from fedrbn.attacks import PGD
-from fedrbn.federated.admission import Gate, UploadError, layer_of, length, scratch, worst_layer
-from fedrbn.federated.executors import serial
+from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import METHODS, fedrbn
+from fedrbn.federated.protocol import Train, Upload
 from fedrbn.federated.server import federate, initial_state
-from fedrbn.types import Role, Tensors, Train, Upload
+from fedrbn.federated.uploads.validation import Gate, UploadError, layer_of, length, scratch, worst_layer
+from fedrbn.types import Role, Tensors
 
 ATTACK = PGD(eps=0.1, steps=2, step_size=0.06)
 WHO = clients((Role.AT, 8), (Role.ST, 6))

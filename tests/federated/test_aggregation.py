@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedrbn.federated.aggregation import Contribution, Local, layout, mean
-from fedrbn.federated.slack import Slack
+from fedrbn.federated.aggregation.layout import Local, layout
+from fedrbn.federated.aggregation.mean import Contribution, mean
+from fedrbn.federated.aggregation.slack import Slack
 from fedrbn.nets.dual_bn import Affine, dual, single
 from fedrbn.nets.state import tensors
 from fedrbn.types import Tensors

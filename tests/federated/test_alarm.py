@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedrbn.federated.admission import Movement
-from fedrbn.federated.alarm import diverging, first_losses_of
+from fedrbn.federated.divergence import diverging, first_losses_of
 from fedrbn.federated.server import RoundReport
+from fedrbn.federated.uploads.validation import Movement
 
 
 def report(**losses: float) -> RoundReport:

@@ -10,14 +10,15 @@ from torch import Generator, Tensor, nn
 
 from federated.tiny import client, network, samples
 from fedrbn.attacks import PGD
-from fedrbn.federated.aggregation import Local, layout
+from fedrbn.federated.aggregation.layout import Local, layout
 from fedrbn.federated.client import batches, local_update, pixels, steps_per_epoch
 from fedrbn.federated.methods import Method, fatavg, fatavg_dbn, fedrbn
 from fedrbn.federated.objectives import Objective
-from fedrbn.federated.training import Sgd, Training
+from fedrbn.federated.protocol import Round, Train
+from fedrbn.federated.training.sgd import Sgd, Training
 from fedrbn.nets.dual_bn import Affine, DualNet, single
 from fedrbn.nets.state import tensors
-from fedrbn.types import Role, Round, Tensors, Train
+from fedrbn.types import Role, Tensors
 
 ATTACK = PGD(steps=1)
 

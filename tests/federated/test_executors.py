@@ -20,28 +20,28 @@ from federated.tiny import clients, network, plan, site
 from fedrbn.attacks import PGD, Untargeted
 from fedrbn.config import FaultsConfig
 from fedrbn.data.samples import Samples
-from fedrbn.evaluation import CONFIDENT, Accuracy
-from fedrbn.federated import executors
-from fedrbn.federated.executors import Site, processes, serial
-from fedrbn.federated.free import Free
-from fedrbn.federated.intake import FederationError
+from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy
+from fedrbn.federated.executors import processes
+from fedrbn.federated.executors.processes import processes
+from fedrbn.federated.executors.serial import Site, serial
 from fedrbn.federated.methods import METHODS, Method, fedrbn
-from fedrbn.federated.server import Plan, federate, initial_state
-from fedrbn.nets.dual_bn import DualNet
-from fedrbn.types import (
+from fedrbn.federated.protocol import (
     Answers,
-    Branch,
     Evaluate,
     Execute,
     Failure,
     Job,
     Result,
-    Role,
     Round,
     ServerState,
     Train,
     Upload,
 )
+from fedrbn.federated.server import Plan, federate, initial_state
+from fedrbn.federated.training.free import Free
+from fedrbn.federated.uploads.collection import FederationError
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.types import Branch, Role
 
 ATTACK = PGD(eps=0.1, steps=2, step_size=0.06)
 WHO = clients((Role.AT, 20), (Role.ST, 9), (Role.ST, 12), (Role.AT, 8), (Role.ST, 5))

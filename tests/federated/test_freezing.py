@@ -10,16 +10,17 @@ import torch
 from federated.tiny import client, clients, network, plan, site
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, TrainConfig
-from fedrbn.federated.aggregation import layout
+from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.client import local_update
-from fedrbn.federated.executors import serial
-from fedrbn.federated.freezing import first_layers
+from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import FineTuning, Method, fatavg, finetune
+from fedrbn.federated.protocol import Round, ServerState, Train
 from fedrbn.federated.server import Plan, federate, initial_state
+from fedrbn.federated.training.freezing import first_layers
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import dual, single
 from fedrbn.nets.state import tensors
-from fedrbn.types import Role, Round, ServerState, Train
+from fedrbn.types import Role
 
 ATTACK = PGD(steps=1)
 

@@ -11,13 +11,24 @@ import torch
 
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, make
-from fedrbn.federated.aggregation import layout
-from fedrbn.federated.executors import Site, serial
-from fedrbn.federated.malice import Honest, Malice, ScaledNoise, Shift, SignFlip, Swap, Variance, attackers, from_config
+from fedrbn.federated.aggregation.layout import layout
+from fedrbn.federated.executors.malice import (
+    Honest,
+    Malice,
+    ScaledNoise,
+    Shift,
+    SignFlip,
+    Swap,
+    Variance,
+    attackers,
+    from_config,
+)
+from fedrbn.federated.executors.serial import Site, serial
 from fedrbn.federated.methods import fatavg, fedrbn
+from fedrbn.federated.protocol import Job, Result, Round, Train, Upload
 from fedrbn.federated.server import federate, initial_state
 from fedrbn.nets.state import BNNames
-from fedrbn.types import Branch, Job, Member, Result, Role, Round, Train, Upload
+from fedrbn.types import Branch, Member, Role
 
 from .tiny import clients, network, plan
 

@@ -10,14 +10,15 @@ import pytest
 from federated.tiny import clients, network, plan
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, MethodConfig
-from fedrbn.federated.affine import AffineTraining
-from fedrbn.federated.aggregation import Local
-from fedrbn.federated.free import Free
+from fedrbn.federated.aggregation.layout import Local
 from fedrbn.federated.methods import METHODS, FineTuning, Method, fatavg, fatbn, fedrbn
 from fedrbn.federated.objectives import Adversarial, Calibrated, Fractional, Mart, Objective, OneStep, Standard, Trades
 from fedrbn.federated.options import configure, settings
 from fedrbn.federated.propagation import Propagation, Weighting
-from fedrbn.federated.training import Meta, Sgd, Training
+from fedrbn.federated.training.affine import AffineTraining
+from fedrbn.federated.training.free import Free
+from fedrbn.federated.training.meta import Meta
+from fedrbn.federated.training.sgd import Sgd, Training
 from fedrbn.nets.dual_bn import Affine
 from fedrbn.types import Branch, Role
 

@@ -11,11 +11,12 @@ import torch
 
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, make
-from fedrbn.federated.aggregation import Contribution, layout
+from fedrbn.federated.aggregation.layout import layout
+from fedrbn.federated.aggregation.mean import Contribution
 from fedrbn.federated.client import local_update
-from fedrbn.federated.executors import Site, serial
+from fedrbn.federated.executors.serial import Site, serial
 from fedrbn.federated.methods import fedrbn
-from fedrbn.federated.privacy import (
+from fedrbn.federated.privacy.mechanism import (
     Mechanism,
     Privacy,
     PrivateMean,
@@ -23,9 +24,10 @@ from fedrbn.federated.privacy import (
     from_config,
     from_coordinates,
 )
+from fedrbn.federated.protocol import Round, Train, Upload
 from fedrbn.federated.server import federate, initial_state
 from fedrbn.nets.state import BNNames
-from fedrbn.types import Branch, Role, Round, Tensors, Train, Upload
+from fedrbn.types import Branch, Role, Tensors
 
 from .tiny import clients, network, plan
 

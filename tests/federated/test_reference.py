@@ -23,17 +23,18 @@ from torch import Tensor, nn
 from fedrbn import PGD
 from fedrbn.config import TrainConfig
 from fedrbn.data.samples import Client, Samples
-from fedrbn.federated.aggregation import layout
+from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.client import batches, steps_per_epoch
-from fedrbn.federated.executors import Site, serial
+from fedrbn.federated.executors.serial import Site, serial
 from fedrbn.federated.methods import METHODS, FineTuning, Method, fedrbn, fedrbn_noprop
 from fedrbn.federated.objectives import Calibrated
+from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import Plan, federate, initial_state
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast
 from fedrbn.nets.state import batch_norms
 from fedrbn.randomness import generator
-from fedrbn.types import Member, Role, ServerState
+from fedrbn.types import Member, Role
 
 SEED, LR = 5, 0.05
 CLOSE = {"rtol": 2e-3, "atol": 2e-4}

@@ -12,11 +12,24 @@ import pytest
 import torch
 
 from fedrbn.config import ConfigError
-from fedrbn.federated.aggregation import Aggregate, Contribution, mean
-from fedrbn.federated.order import plain_median, share_trimmed_mean, trimmed_mean, weighted_median
-from fedrbn.federated.robust import CoordinateMedian, GeometricMedian, Krum, NormBound, TrimmedMean, bounded, count
-from fedrbn.federated.robust import scores as krum_scores
-from fedrbn.federated.spool import spooled
+from fedrbn.federated.aggregation.mean import Aggregate, Contribution, mean
+from fedrbn.federated.aggregation.order_statistics import (
+    plain_median,
+    share_trimmed_mean,
+    trimmed_mean,
+    weighted_median,
+)
+from fedrbn.federated.aggregation.robust import (
+    CoordinateMedian,
+    GeometricMedian,
+    Krum,
+    NormBound,
+    TrimmedMean,
+    bounded,
+    count,
+)
+from fedrbn.federated.aggregation.robust import scores as krum_scores
+from fedrbn.federated.aggregation.spool import spooled
 from fedrbn.files import StorageError
 from fedrbn.types import Tensors
 
@@ -261,7 +274,7 @@ def test_chunks_do_not_change_the_result(name: str, monkeypatch: pytest.MonkeyPa
     uploads = [Contribution(f"c{i}", {"w": torch.randn(7, 3, generator=random)}, 1.0 + i % 2) for i in range(10)]
     before = {"w": torch.zeros(7, 3)}
     whole = RULES[name](before, uploads)["w"]
-    monkeypatch.setattr("fedrbn.federated.robust.spooled", lambda sent: spooled(sent, chunk=12))
+    monkeypatch.setattr("fedrbn.federated.aggregation.robust.spooled", lambda sent: spooled(sent, chunk=12))
     torch.testing.assert_close(RULES[name](before, uploads)["w"], whole, rtol=0, atol=1e-7)
 
 

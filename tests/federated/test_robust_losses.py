@@ -17,10 +17,11 @@ from fedrbn.config import ConfigError
 from fedrbn.federated.client import local_update
 from fedrbn.federated.methods import fatavg
 from fedrbn.federated.objectives import Adversarial, Fractional, Mart, Standard, Trades
-from fedrbn.federated.priors import with_prior
+from fedrbn.federated.protocol import Round, Train
+from fedrbn.federated.training.calfat import with_prior
 from fedrbn.nets.dual_bn import DualNet, dual, single
 from fedrbn.nets.state import load, tensors
-from fedrbn.types import Branch, Role, Round, Train
+from fedrbn.types import Branch, Role
 
 X, Y = samples(8, seed=3).pixels(slice(None))
 

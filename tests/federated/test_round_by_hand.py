@@ -11,12 +11,13 @@ import pytest
 from federated.tiny import clients, network, plan
 from fedrbn.attacks import PGD
 from fedrbn.data.samples import Client
-from fedrbn.federated.executors import Site, serial
+from fedrbn.federated.executors.serial import Site, serial
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.objectives import Calibrated
 from fedrbn.federated.propagation import Propagation
+from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import federate, initial_state
-from fedrbn.types import Role, ServerState
+from fedrbn.types import Role
 
 Array = npt.NDArray[np.float64]
 EPS, STEP, LR, LAM, TEMPERATURE = 0.1, 0.08, 0.1, 0.3, 0.05

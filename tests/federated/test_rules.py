@@ -6,12 +6,12 @@ import pytest
 
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, Experiment, make
-from fedrbn.federated.aggregation import Aggregate, mean
+from fedrbn.federated.aggregation.mean import Aggregate, mean
+from fedrbn.federated.aggregation.robust import CoordinateMedian, GeometricMedian, Krum, NormBound, TrimmedMean
+from fedrbn.federated.aggregation.rules import aggregation
+from fedrbn.federated.aggregation.slack import Slack
 from fedrbn.federated.methods import METHODS
-from fedrbn.federated.privacy import Mechanism, PrivateMean
-from fedrbn.federated.robust import CoordinateMedian, GeometricMedian, Krum, NormBound, TrimmedMean
-from fedrbn.federated.rules import aggregation
-from fedrbn.federated.slack import Slack
+from fedrbn.federated.privacy.mechanism import Mechanism, PrivateMean
 
 
 def rule(method: str = "fedrbn", clients: int = 25, privacy: object = None, **train: object) -> Aggregate:

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from federated.tiny import clients, plan, site
 from fedrbn.attacks import PGD
-from fedrbn.federated.executors import processes, serial
+from fedrbn.federated.executors.processes import processes
+from fedrbn.federated.executors.serial import serial
+from fedrbn.federated.executors.shared_memory import Loans, Returned, Shelf, opened, sealed
 from fedrbn.federated.methods import fedrbn
-from fedrbn.federated.sealing import Loans, Returned, Shelf, opened, sealed
+from fedrbn.federated.protocol import Train, Upload
 from fedrbn.federated.server import initial_state
-from fedrbn.types import Role, Tensors, Train, Upload
+from fedrbn.types import Role, Tensors
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
 

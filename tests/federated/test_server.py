@@ -14,26 +14,14 @@ from federated.tiny import clients, network, plan, site
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, FaultsConfig, TrainConfig
 from fedrbn.data.samples import Client
-from fedrbn.federated.aggregation import Local
-from fedrbn.federated.executors import serial
+from fedrbn.federated.aggregation.layout import Local
+from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import Method, fatavg, fatavg_dbn, fatbn, fedrbn
+from fedrbn.federated.protocol import Evaluate, Execute, Job, Result, Round, ServerState, Train, Upload
 from fedrbn.federated.server import Plan, federate, initial_state, misfit
 from fedrbn.nets.dual_bn import Affine
 from fedrbn.nets.state import load
-from fedrbn.types import (
-    Branch,
-    Evaluate,
-    Execute,
-    Job,
-    Member,
-    Result,
-    Role,
-    Round,
-    ServerState,
-    Tensors,
-    Train,
-    Upload,
-)
+from fedrbn.types import Branch, Member, Role, Tensors
 
 ATTACK = PGD(eps=0.1, steps=2, step_size=0.06)
 MEAN_C, MEAN_A = "network.2.clean.running_mean", "network.2.noised.running_mean"

@@ -8,10 +8,11 @@ import torch
 from torch import Generator, Tensor, nn
 
 from fedrbn.config import ConfigError
-from fedrbn.federated.affine import AffineMap, AffineTraining, check_memory
-from fedrbn.federated.free import Free
 from fedrbn.federated.objectives import Standard
-from fedrbn.federated.training import Batch, Meta
+from fedrbn.federated.training.affine import AffineMap, AffineTraining, check_memory
+from fedrbn.federated.training.free import Free
+from fedrbn.federated.training.meta import Meta
+from fedrbn.federated.training.sgd import Batch
 from fedrbn.nets.dual_bn import DualNet, single
 
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from fedrbn.config import TrainConfig
 from fedrbn.data.samples import Client, Samples
-from fedrbn.federated.aggregation import layout
-from fedrbn.federated.executors import Site
+from fedrbn.federated.aggregation.layout import layout
+from fedrbn.federated.executors.serial import Site
 from fedrbn.federated.methods import Method
 from fedrbn.federated.server import Plan
 from fedrbn.nets.dual_bn import DualNet

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from fedrbn.cli import app
 from fedrbn.figures import bars, catalogue, curves, lines, style
 from fedrbn.figures.sources import FigureError, Request, results
-from fedrbn.reproduce import declarations, plan, reading, table
+from fedrbn.reproduce import declarations, experiment_cells, reading, table
 from fedrbn.reproduce.scales import SCALES
 from fedrbn.reproduce.table import Number
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
 
 SMOKE = SCALES["smoke"]
 WithNumbers = Callable[..., Request]
@@ -30,7 +30,7 @@ def with_numbers(tmp_path: Path) -> WithNumbers:
 
     def write(name: str, rule: Callable[[Number], dict[int, float]], seeds: tuple[int, ...] = (1,)) -> Request:
         declaration = declarations.read(name)
-        cells = plan.cells(declaration, SMOKE, seeds, data="digits-mini")
+        cells = experiment_cells.cells(declaration, SMOKE, seeds, data="digits-mini")
         empty = table.fill(declaration, cells, tmp_path / "store", SMOKE, "pixel", seeds)
         filled = replace(empty, numbers=tuple(replace(number, seeds=rule(number)) for number in empty.numbers))
         table.write(filled, tmp_path / name)
@@ -151,7 +151,7 @@ def test_data_size_has_a_row_for_each_part(with_numbers: WithNumbers) -> None:
 
 def test_curves_are_means_over_seeds(with_numbers: WithNumbers, tmp_path: Path, trained: Path) -> None:
     request = with_numbers("convergence", lambda n: {1: 50.0, 2: 50.0}, (1, 2))
-    cells = plan.cells(declarations.read("convergence"), SMOKE, [1, 2], data="digits-mini", only="/FedRBN/")
+    cells = experiment_cells.cells(declarations.read("convergence"), SMOKE, [1, 2], data="digits-mini", only="/FedRBN/")
     for run, scores in zip(cells[0].runs, ([0.2, 0.4], [0.4, 0.8]), strict=True):
         path = reading.directory(run, tmp_path / "store")
         path.mkdir(parents=True)

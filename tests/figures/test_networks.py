@@ -12,21 +12,21 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from fedrbn import runs
-from fedrbn.assembly import assemble
+import fedrbn
 from fedrbn.attacks import PGD, Untargeted
 from fedrbn.cli import app
 from fedrbn.config import Experiment
 from fedrbn.data import load as load_data
 from fedrbn.data.samples import DataSet, Samples
+from fedrbn.federated.assemble import assemble
 from fedrbn.figures import bars, curves, epsilon, penultimate, samples, sizes, statistics
 from fedrbn.figures.sources import FigureError, Request
-from fedrbn.loading import load
 from fedrbn.nets.dual_bn import DualNet, dual
 from fedrbn.nets.state import batch_norms
-from fedrbn.reproduce import declarations, plan
+from fedrbn.reproduce import declarations, experiment_cells
 from fedrbn.reproduce.scales import SCALES
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.load import load
 from fedrbn.types import Branch, Role
 
 
@@ -52,7 +52,7 @@ def test_every_layer_has_a_panel(tiny: Callable[..., Experiment], tmp_path: Path
     """AlexNet has seven layers of batch norm: five side by side, two below them, and room for three is left empty."""
     few = {"users_per_domain": 1, "at": ["pen"], "fraction": 0.02}
     data, model = {"domains": ["pen", "plain"], "image_size": 64}, {"name": "alexnet", "width": 1 / 16}
-    runs.run(tiny(train={"rounds": 1}, federation=few, data=data, model=model), tmp_path / "run")
+    fedrbn.run(tiny(train={"rounds": 1}, federation=few, data=data, model=model), tmp_path / "run")
     figure = statistics.of_run(tmp_path / "run")
     shown = [axes.get_title() for axes in figure.axes if axes.axison]
     names = [name.removeprefix("network.") for name in statistics.layers(batch_norms(load(tmp_path / "run").net))]
@@ -76,7 +76,7 @@ def test_points_are_users_by_branch(trained: Path) -> None:
 
 
 def test_statistics_that_nobody_filled_are_left_out(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
-    runs.run(tiny(train={"rounds": 1}, federation={"users_per_domain": 1, "at": 0.0}), tmp_path / "run")
+    fedrbn.run(tiny(train={"rounds": 1}, federation={"users_per_domain": 1, "at": 0.0}), tmp_path / "run")
     opened = load(tmp_path / "run")
     _, dots = statistics.points(opened, statistics.layers(batch_norms(opened.net))[0], variance=True)
     assert [dot.marker for dot in dots] == ["o"] * 5  # without AT users there is no BN_a
@@ -156,7 +156,7 @@ def test_the_standard_model_has_no_at_users(tiny: Callable[..., Experiment], tra
     with pytest.raises(FigureError, match=r"with 5 AT user\(s\); expected none"):
         penultimate.standard_penultimate(Request(runs=(trained,)))
     alone = {"users_per_domain": 1, "at": 0.0}
-    runs.run(tiny(train={"rounds": 1}, federation=alone, method={"name": "fatavg"}), tmp_path / "run")
+    fedrbn.run(tiny(train={"rounds": 1}, federation=alone, method={"name": "fatavg"}), tmp_path / "run")
     figure = penultimate.standard_penultimate(Request(runs=(tmp_path / "run",)))
     assert [axes.get_title() for axes in figure.axes[:2]] == ["standard model, clean", "standard model, attacked"]
     assert len(figure.axes) == 10, "five domains"
@@ -173,7 +173,7 @@ def test_runs_that_share_nothing_have_no_plane(tiny: Callable[..., Experiment], 
     experiment = tiny(
         train={"rounds": 1}, method={"name": "local-at"}, federation={"users_per_domain": 1, "at": ["pen"]}
     )
-    runs.run(experiment, tmp_path / "run")
+    fedrbn.run(experiment, tmp_path / "run")
     with pytest.raises(FigureError, match="share no weights"):
         penultimate.bn_penultimate(Request(runs=(tmp_path / "run",)))
     with pytest.raises(FigureError, match="one branch only"):
@@ -220,7 +220,7 @@ def test_circles_are_the_users_of_the_dirichlet_experiment() -> None:
     """Five domains of ten users; areas are proportional to training images, the largest 220 square points."""
     figure = sizes.user_sizes(Request(scale="paper", data="digits-mini"))
     (axes,) = figure.axes
-    (found,) = plan.cells(declarations.read("dirichlet"), SCALES["paper"], data="digits-mini", only="FATBN")
+    (found,) = experiment_cells.cells(declarations.read("dirichlet"), SCALES["paper"], data="digits-mini", only="FATBN")
     members = assemble(found.runs[0]).plan.members
     assert len(axes.collections) == 5
     areas = np.concatenate([own.get_sizes() for own in axes.collections])

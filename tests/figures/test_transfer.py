@@ -10,7 +10,7 @@ import pytest
 
 from fedrbn.figures import catalogue, transfer
 from fedrbn.figures.sources import FigureError, Request
-from fedrbn.reproduce import declarations, plan, reading, running, table
+from fedrbn.reproduce import declarations, experiment_cells, reading, running, table
 from fedrbn.reproduce.scales import SCALES
 
 SMOKE = SCALES["smoke"]
@@ -22,7 +22,7 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> Request:
     """All runs of the experiment on the embedded digits."""
     folder = tmp_path_factory.mktemp("transfer")
     declaration = declarations.read("transfer")
-    cells = plan.cells(declaration, SMOKE, data="digits-mini")
+    cells = experiment_cells.cells(declaration, SMOKE, data="digits-mini")
     outcomes = list(running.complete(running.tasks(cells), folder / "store", 1, SMOKE.subset))
     assert [outcome.error for outcome in outcomes] == [None] * 10
     table.write(table.fill(declaration, cells, folder / "store", SMOKE, "pixel", (1,)), folder / "table")
@@ -35,7 +35,9 @@ def test_every_pair_is_read_from_the_runs_of_its_donor(request_: Request) -> Non
     assert found.keys() == {(donor, receiver) for donor in DOMAINS for receiver in DOMAINS}
     for pair in found.values():
         assert pair.similarity == pytest.approx(1) if pair.donor == pair.receiver else pair.similarity < 1
-    (cell,) = plan.cells(declarations.read("transfer"), SMOKE, data="digits-mini", only="FATBN/MNIST-M/AT on SVHN")
+    (cell,) = experiment_cells.cells(
+        declarations.read("transfer"), SMOKE, data="digits-mini", only="FATBN/MNIST-M/AT on SVHN"
+    )
     without = reading.value(reading.directory(cell.runs[0], request_.store), "ra/texture")
     pair = found["street", "texture"]
     assert without is not None

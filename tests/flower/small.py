@@ -10,11 +10,11 @@ from flwr.clientapp import ClientApp
 
 from fedrbn import config
 from fedrbn.config import Experiment
+from fedrbn.federated.protocol import ServerState
 from fedrbn.flower.client_app import app
 from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.serving import serve
-from fedrbn.storage import RunDirectory
-from fedrbn.types import ServerState
+from fedrbn.runs.directory import RunDirectory
 
 SMALL: dict[str, dict[str, Any]] = {
     "data": {"domains": ["plain", "pen"]},

@@ -11,7 +11,6 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedrbn import loading, runs
 from fedrbn.config import ConfigError, MethodConfig
 from fedrbn.data.samples import Samples
 from fedrbn.flower import wire
@@ -23,7 +22,8 @@ from fedrbn.flower.orders import TrainOrder, setup_for
 from fedrbn.flower.serving import serve
 from fedrbn.flower.settings import NodeConfig
 from fedrbn.flower.site import SiteData
-from fedrbn.storage import RunDirectory, StorageError
+from fedrbn.runs import load
+from fedrbn.runs.directory import RunDirectory, StorageError
 from fedrbn.types import Role
 
 from .small import CLIENTS, NODES, experiment, grid, last, run_config, served
@@ -81,7 +81,7 @@ def test_a_node_that_joins_late_is_served(tmp_path: Path) -> None:
     assert set(record["users"]) == set(CLIENTS)
     joined = [event["client"] for event in events(tmp_path / "run" / "events.jsonl", "joined")]
     assert joined[-1] == "pen-1"
-    assert loading.load(tmp_path / "run").client("pen-1") is not None, "also if validation chose an earlier round"
+    assert load.load(tmp_path / "run").client("pen-1") is not None, "also if validation chose an earlier round"
 
 
 def test_a_node_that_leaves_and_comes_back_goes_on_with_its_own_batch_norm(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_round_that_waits_for_everybody_finds_a_node_that_has_come_back(tmp_pa
     served(tmp_path, "run", chosen, nodes)
     rounds = RunDirectory.open(tmp_path / "run").records("rounds.jsonl")
     assert [sorted(record["clients"]) for record in rounds] == [sorted(CLIENTS)] * 2
-    runs.run(chosen, tmp_path / "embedded")
+    fedrbn.run(chosen, tmp_path / "embedded")
     ours, theirs = last(tmp_path / "run"), last(tmp_path / "embedded")
     for name, tensor in theirs.shared.items():  # its update is added last, so sums differ by rounding
         torch.testing.assert_close(ours.shared[name], tensor)
@@ -173,7 +173,7 @@ def _kill() -> None:
 def test_a_killed_server_resumes_with_the_same_numbers(tmp_path: Path) -> None:
     """Killed in the middle of round 2, started again with the same directory: as if nothing had happened."""
     chosen = experiment()
-    runs.run(chosen, tmp_path / "embedded")
+    fedrbn.run(chosen, tmp_path / "embedded")
     config = run_config(tmp_path, "run", chosen)
     with pytest.raises(Killed):
         serve(grid(at_round(2, _kill)), config)

@@ -12,7 +12,9 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedrbn.assembly import assemble
+from fedrbn.cost.units import Duty
+from fedrbn.federated.assemble import assemble
+from fedrbn.fleet.planner import Workload
 from fedrbn.flower import handshake, wire
 from fedrbn.flower.client_app import app
 from fedrbn.flower.handshake import (
@@ -32,8 +34,7 @@ from fedrbn.flower.log import EventLog, events
 from fedrbn.flower.registry import ANYBODY, Identity, Registration, Registry, identities
 from fedrbn.flower.roster import Guest, Roster
 from fedrbn.flower.wire import MessageError
-from fedrbn.planner import Duty, Workload
-from fedrbn.storage import StorageError
+from fedrbn.runs.directory import StorageError
 from fedrbn.types import Member, Role
 
 from .small import experiment

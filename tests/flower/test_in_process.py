@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedrbn import runs
+import fedrbn
+from fedrbn.federated.protocol import ServerState
 from fedrbn.flower.log import events
-from fedrbn.storage import RunDirectory
-from fedrbn.types import ServerState
+from fedrbn.runs.directory import RunDirectory
 
 from .small import CLIENTS, experiment, last, served
 
@@ -29,7 +29,7 @@ def assert_same(ours: ServerState, theirs: ServerState) -> None:
 @pytest.mark.parametrize("method", ["fedrbn", "fatavg"])
 def test_same_weights_and_record_as_embedded(method: str, tmp_path: Path) -> None:
     chosen = experiment(method={"name": method})
-    embedded = runs.run(chosen, tmp_path / "embedded")
+    embedded = fedrbn.run(chosen, tmp_path / "embedded")
     record = served(tmp_path, "flower", chosen)
     assert_same(last(tmp_path / "flower"), last(tmp_path / "embedded"))
     assert record == embedded, "accuracies, intervals, cost, digest of the test samples: all of it"
@@ -62,7 +62,7 @@ def _without_times(record: dict[str, Any]) -> dict[str, Any]:
 )
 def test_methods_with_peculiar_needs(method: str, options: dict[str, Any], tmp_path: Path) -> None:
     chosen = experiment(method={"name": method, **options}, train={"rounds": 2, "validate_every": 2})
-    runs.run(chosen, tmp_path / "embedded")
+    fedrbn.run(chosen, tmp_path / "embedded")
     served(tmp_path, "flower", chosen)
     assert_same(last(tmp_path / "flower"), last(tmp_path / "embedded"))
 

@@ -15,8 +15,8 @@ from flwr.app import Context, Message
 
 from fedrbn.data import load
 from fedrbn.data.samples import DataSet
+from fedrbn.federated.aggregation.robust import bounded
 from fedrbn.federated.client import steps_per_epoch
-from fedrbn.federated.robust import bounded
 from fedrbn.flower import wire
 from fedrbn.flower.claims import counted
 from fedrbn.flower.client_app import affordable
@@ -25,7 +25,7 @@ from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.log import events
 from fedrbn.flower.serving import serve
 from fedrbn.flower.site import SiteData
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Member, Role
 
 from .small import experiment, last, run_config, served

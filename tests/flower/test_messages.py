@@ -12,15 +12,16 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedrbn.assembly import build_network, resolved
 from fedrbn.attacks import Untargeted, attack_named, from_config
 from fedrbn.config import AttackConfig
-from fedrbn.diagnosis import Diagnosis
-from fedrbn.evaluation import CONFIDENT, Accuracy, Question
-from fedrbn.federated.aggregation import Local, layout
+from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy, Question
+from fedrbn.evaluation.diagnosis import Diagnosis
+from fedrbn.federated.aggregation.layout import Local, layout
+from fedrbn.federated.assemble import build_network
 from fedrbn.federated.methods import METHODS
 from fedrbn.federated.objectives import OneStep
-from fedrbn.federated.options import configure
+from fedrbn.federated.options import configure, resolved
+from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Result, Round, Train, Upload
 from fedrbn.flower import wire
 from fedrbn.flower.in_process import InProcessGrid, travelled
 from fedrbn.flower.messages import Parts, job_of, order_records, reply_records, result_of, shared_record
@@ -28,7 +29,7 @@ from fedrbn.flower.orders import EvaluateOrder, Setup, TrainOrder, Transport, me
 from fedrbn.flower.questions import as_data, attack_from, from_data
 from fedrbn.flower.wire import MessageError
 from fedrbn.nets.state import tensors
-from fedrbn.types import Answers, Branch, Evaluate, Failure, Job, Member, Result, Role, Round, Train, Upload
+from fedrbn.types import Branch, Member, Role
 
 from .small import experiment
 

@@ -10,9 +10,10 @@ import torch
 from federated.tiny import clients, network, plan
 from fedrbn.attacks import PGD
 from fedrbn.federated.methods import fatavg, fedrbn
+from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import initial_state
 from fedrbn.flower.newcomers import welcomed
-from fedrbn.types import Role, ServerState, Tensors
+from fedrbn.types import Role, Tensors
 
 METHOD = fedrbn(PGD())
 NET = METHOD.network(network())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrbn import runs
+import fedrbn
 from fedrbn.deploy.processes import Running, launch, stop
 from fedrbn.flower.log import events
 
@@ -70,7 +70,7 @@ def test_simulation_gives_the_weights_of_the_embedded_run(
     method: str, simulator: dict[str, str], tmp_path: Path
 ) -> None:
     chosen = experiment(method={"name": method})
-    runs.run(chosen, tmp_path / "embedded")
+    fedrbn.run(chosen, tmp_path / "embedded")
     given = run_config(tmp_path, "flower", chosen, wait=200.0, poll=0.1)
     words = [f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in given.items()]
     nodes = "num-supernodes=4 client-resources-num-cpus=1 client-resources-num-gpus=0.0 init-args-num-cpus=2"

@@ -9,9 +9,9 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedrbn.assembly import assemble
 from fedrbn.config import ConfigError
-from fedrbn.federated.aggregation import Local, layout
+from fedrbn.federated.aggregation.layout import Local, layout
+from fedrbn.federated.assemble import assemble
 from fedrbn.flower import wire
 from fedrbn.flower.orders import setup_for
 from fedrbn.flower.settings import NodeConfig

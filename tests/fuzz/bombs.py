@@ -137,14 +137,16 @@ def toml(text: str) -> Callable[[Path], object]:
 
 def bombs() -> Iterator[Bomb]:
     """All of them, with the readers imported here, in the process that tries them."""
-    from fedrbn import config, fleet, shipped
-    from fedrbn.data import cache
-    from fedrbn.data.images import decode
+    from fedrbn import config
     from fedrbn.data.prepared import read_archive
     from fedrbn.data.raw.idx import read_idx
     from fedrbn.data.raw.mat import read_mat
     from fedrbn.data.raw.photographs import read_domainnet
     from fedrbn.data.raw.usps import read_libsvm, read_usps
+    from fedrbn.data.sets import cache
+    from fedrbn.data.sets.folder import decode
+    from fedrbn.fleet import description
+    from fedrbn.models import model_file
     from fuzz.cases import ACCEPTED, REFUSED
 
     def picture(path: Path) -> object:
@@ -177,14 +179,14 @@ def bombs() -> Iterator[Bomb]:
     profile = chunk(b"iCCP", b"c\0\0" + deflated(b"", 4096))
     yield Bomb("PNG with a colour profile of 4 GiB", "x.png", png(8, 8, profile), picture)
     yield Bomb("JPEG of 65,500 x 65,500", "x.jpg", jpeg, picture)
-    yield Bomb("model for images of 10⁶ x 10⁶", "m.safetensors", model(image_shape=[3, 10**6, 10**6]), shipped.read)
-    yield Bomb("model for images of 1000 x 1000", "m.safetensors", model(image_shape=[3, 1000, 1000]), shipped.read)
+    yield Bomb("model for images of 10⁶ x 10⁶", "m.safetensors", model(image_shape=[3, 10**6, 10**6]), model_file.read)
+    yield Bomb("model for images of 1000 x 1000", "m.safetensors", model(image_shape=[3, 1000, 1000]), model_file.read)
     wide = model(width=4.0, network="alexnet", classes=[str(number) for number in range(400_000)])
-    yield Bomb("model with 400,000 classes", "m.safetensors", wide, shipped.read)
+    yield Bomb("model with 400,000 classes", "m.safetensors", wide, model_file.read)
     claim = safetensors({"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}})
-    yield Bomb("safetensors that claims 4 TB", "m.safetensors", claim, shipped.read)
+    yield Bomb("safetensors that claims 4 TB", "m.safetensors", claim, model_file.read)
     device = '[[device]]\nid = "x"\ndomain = "d"\nsamples = 1\nmacs_per_second = 1.0\ncount = 1_000_000_000\n'
-    yield Bomb("fleet of 10⁹ devices", "f.toml", toml(f"deadline = 1\n{device}"), fleet.read)
+    yield Bomb("fleet of 10⁹ devices", "f.toml", toml(f"deadline = 1\n{device}"), description.read)
     yield Bomb("TOML nested 10⁵ deep", "c.toml", toml(f"a = {'[' * 100_000}"), config.read)
 
 

@@ -8,12 +8,15 @@ from typing import Any
 import tomli_w
 from hypothesis import strategies as st
 
-from fedrbn import config, fleet, planner, sweep
-from fedrbn.assembly import resolved
+from fedrbn import config
 from fedrbn.attacks.named import FAMILIES, PAPER, attack_named
-from fedrbn.cli.evaluating import attack_texts, parse_condition
+from fedrbn.cli.evaluate import attack_texts, parse_condition
 from fedrbn.config import Experiment
-from fedrbn.planner import Duty, Workload
+from fedrbn.cost.units import Duty
+from fedrbn.federated.options import resolved
+from fedrbn.fleet import description, planner
+from fedrbn.fleet.planner import Workload
+from fedrbn.runs import sweep
 from fuzz.cases import REFUSED, Subject, command
 from fuzz.mutations import ODD_TEXTS, another_tree, as_json, mutated, scalars, texts, toml_values
 
@@ -109,7 +112,7 @@ def try_fleet(given: tuple[bytes, bytes], folder: Path) -> None:
     written, probed = given
     (folder / "fleet.toml").write_bytes(written)
     (folder / "laptop.json").write_bytes(probed)
-    found = fleet.read(folder / "fleet.toml")
+    found = description.read(folder / "fleet.toml")
     planner.plan(found.devices, WORKLOAD, found.deadline)
 
 

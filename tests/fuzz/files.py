@@ -18,15 +18,15 @@ from PIL import Image
 from scipy.io import savemat
 
 from data import published
-from fedrbn.data import cache, digits, photographs
 from fedrbn.data.check import check_folder
-from fedrbn.data.images import decode, image_folder
 from fedrbn.data.prepare import changed_files, prepare
 from fedrbn.data.raw.idx import read_idx
 from fedrbn.data.raw.mat import read_mat
 from fedrbn.data.raw.mnist_m import read_labels, read_mnist_m
 from fedrbn.data.raw.photographs import read_domainnet, read_parts
 from fedrbn.data.raw.usps import read_libsvm, read_usps
+from fedrbn.data.sets import cache, digits, photographs
+from fedrbn.data.sets.folder import decode, image_folder
 from fuzz.cases import ACCEPTED, REFUSED, Subject, command
 from fuzz.mutations import ODD_PATHS, another_json, mutated, texts
 

@@ -14,13 +14,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import strategies as st
 
 from fedrbn import config
-from fedrbn.assembly import build_network, build_plan, resolved
 from fedrbn.attacks import attack_named, from_config
-from fedrbn.evaluation import Accuracy
-from fedrbn.federated.admission import LARGEST_STATISTIC
-from fedrbn.federated.aggregation import layout
-from fedrbn.federated.options import configure
+from fedrbn.evaluation.accuracy import Accuracy
+from fedrbn.federated.aggregation.layout import layout
+from fedrbn.federated.assemble import build_network, build_plan
+from fedrbn.federated.options import configure, resolved
+from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Round, Train, Upload
 from fedrbn.federated.server import initial_state
+from fedrbn.federated.uploads.validation import LARGEST_STATISTIC
 from fedrbn.flower import wire
 from fedrbn.flower.claims import counted
 from fedrbn.flower.client_app import affordable
@@ -40,7 +41,7 @@ from fedrbn.flower.questions import attacks_in
 from fedrbn.flower.registry import Identity, Registry
 from fedrbn.flower.settings import NodeConfig
 from fedrbn.nets.state import tensors
-from fedrbn.types import Answers, Branch, Evaluate, Failure, Job, Member, Role, Round, Train, Upload
+from fedrbn.types import Branch, Member, Role
 from fuzz.cases import REFUSED, Subject
 from fuzz.configs import WORKLOAD
 from fuzz.mutations import another_safetensors, another_tree, as_json, mutated

@@ -15,17 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedrbn import config, fleet, shipped
+from fedrbn import config
 from fedrbn.config import ConfigError
-from fedrbn.data import room
-from fedrbn.data.images import decode
+from fedrbn.data import memory_limit
 from fedrbn.data.prepare import changed_files
 from fedrbn.data.prepared import read_archive
 from fedrbn.data.raw.usps import read_libsvm
-from fedrbn.federated.memory import remember
-from fedrbn.records import evaluations, rounds
-from fedrbn.shipped import Card, ModelFileError
-from fedrbn.storage import RunDirectory, StorageError
+from fedrbn.data.sets.folder import decode
+from fedrbn.federated.training.memory import remember
+from fedrbn.fleet import description
+from fedrbn.models import model_file
+from fedrbn.models.model_file import Card, ModelFileError
+from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.runs.records import evaluations, rounds
 from fuzz import trained
 from fuzz.bombs import chunk, npy_header
 from fuzz.cases import REFUSED, command
@@ -75,18 +77,18 @@ class TestDataFiles:
         monkeypatch.setattr(room, "available_memory", lambda: 8 * 2**30)
         assert math.isqrt(8 * 2**30 // 54_000) == 398
         with pytest.raises(ValueError, match=r"need 52\.7 GiB.*expected.*8\.0 GiB.*at most 398"):
-            room.empty_images(9000, 1024)
-        assert room.empty_images(10, 398).shape == (10, 398, 398, 3)
-        room.check_room(9000, 398)
+            memory_limit.empty_images(9000, 1024)
+        assert memory_limit.empty_images(10, 398).shape == (10, 398, 398, 3)
+        memory_limit.check_room(9000, 398)
         with pytest.raises(ValueError, match="expected"):
-            room.check_room(9000, 399)
+            memory_limit.check_room(9000, 399)
 
     def test_where_the_system_does_not_say_nothing_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(room, "available_memory", lambda: None)
-        room.check_room(10**9, 1024)
+        memory_limit.check_room(10**9, 1024)
 
     def test_the_system_says_how_much_memory_is_free(self) -> None:
-        free = room.available_memory()
+        free = memory_limit.available_memory()
         assert free is None or 2**20 < free < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ class TestRunDirectories:
         content["members"] = content["members"][:2]
         run = damaged(("federation.json", json.dumps(content).encode()), tmp_path)
         with pytest.raises(ConfigError, match=USABLE):
-            fleet.measured_seconds(run)
+            description.measured_seconds(run)
 
     def test_a_client_with_a_very_long_name(self, tmp_path: Path) -> None:
         with pytest.raises(StorageError, match=USABLE):
@@ -203,7 +205,7 @@ class TestModelFiles:
     @pytest.mark.parametrize("shape", [(3, 5000, 28), (3, 0, 28), (3, 2048, 2048)])
     def test_a_card_for_images_that_fit_nowhere(self, shape: tuple[int, int, int], tmp_path: Path) -> None:
         (tmp_path / "m.safetensors").write_bytes(trained.model(".safetensors"))
-        card = shipped.read(tmp_path / "m.safetensors").card.model_dump()
+        card = model_file.read(tmp_path / "m.safetensors").card.model_dump()
         with pytest.raises(ValueError, match="image_shape"):
             Card.model_validate(card | {"image_shape": shape})
 
@@ -216,33 +218,33 @@ class TestModelFiles:
         text = json.dumps(header).encode()
         (tmp_path / "m.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
         with pytest.raises(ModelFileError, match=USABLE):
-            shipped.read(tmp_path / "m.safetensors")
+            model_file.read(tmp_path / "m.safetensors")
 
     def test_a_model_that_answers_otherwise_than_its_card_says(self, tmp_path: Path) -> None:
         (tmp_path / "m.safetensors").write_bytes(trained.model(".safetensors"))
         (tmp_path / "x.png").write_bytes(trained.picture())
-        model = shipped.read(tmp_path / "m.safetensors")
+        model = model_file.read(tmp_path / "m.safetensors")
         for answer in (torch.zeros(1, 11), torch.zeros(10), torch.zeros(2, 10)):
             other = replace(model, logits=lambda _, answer=answer: answer)
             with pytest.raises(ModelFileError, match=USABLE):
-                shipped.predict(other, [tmp_path / "x.png"])
+                model_file.predict(other, [tmp_path / "x.png"])
 
     def test_a_card_that_is_no_text(self, tmp_path: Path) -> None:
         (tmp_path / "m.onnx").write_bytes(trained.model(".onnx").replace(b'"client":"pen-1"', b'"client":"p\xd0n-1"'))
         with pytest.raises(ModelFileError, match=USABLE):
-            shipped.read(tmp_path / "m.onnx")
+            model_file.read(tmp_path / "m.onnx")
 
     @pytest.mark.parametrize("suffix", [".onnx", ".safetensors"])
     def test_a_shipped_model_does_not_tell_where_it_was_made(self, suffix: str) -> None:
         content = trained.model(suffix)
         assert b'"client":"pen-1"' in content.replace(b"\\", b"")
-        assert str(Path(shipped.__file__).parent).encode() not in content
+        assert str(Path(model_file.__file__).parent).encode() not in content
         assert b"site-packages" not in content
 
     def test_a_trusted_file_that_is_no_archive(self, tmp_path: Path) -> None:
         (tmp_path / "m.pt2").write_bytes(b"PK\3\4 nothing")
         with pytest.raises(ModelFileError, match=USABLE):
-            shipped.read(tmp_path / "m.pt2", trust=True)
+            model_file.read(tmp_path / "m.pt2", trust=True)
 
 
 class TestFleets:
@@ -255,7 +257,7 @@ class TestFleets:
         (tmp_path / "laptop.json").write_text(json.dumps(PROBE | change))
         (tmp_path / "f.toml").write_bytes(as_toml(FLEET))
         with pytest.raises(ConfigError, match=USABLE):
-            fleet.read(tmp_path / "f.toml")
+            description.read(tmp_path / "f.toml")
 
     @pytest.mark.parametrize(
         "change",
@@ -270,4 +272,4 @@ class TestFleets:
         lines += ["[[device]]", *(f"{key} = {value}" for key, value in device.items())]
         (tmp_path / "f.toml").write_text("\n".join(lines))
         with pytest.raises(ConfigError, match=USABLE):
-            fleet.read(tmp_path / "f.toml")
+            description.read(tmp_path / "f.toml")

@@ -16,11 +16,14 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedrbn import config, fleet, runs, shipped
-from fedrbn.export import export_client
-from fedrbn.federated.memory import recall, remember
-from fedrbn.loading import load
-from fedrbn.storage import RunDirectory
+import fedrbn
+from fedrbn import config
+from fedrbn.federated.training.memory import recall, remember
+from fedrbn.fleet import description
+from fedrbn.models import model_file
+from fedrbn.models.export import export_client
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.load import load
 from fuzz.cases import ACCEPTED, REFUSED, Subject, command, refusal
 from fuzz.configs import as_toml
 from fuzz.mutations import ODD_TEXTS, another_json, another_jsonl, another_safetensors, another_tree, mutated, texts
@@ -53,7 +56,7 @@ INSTEAD = ("missing", "folder", "loop", "elsewhere", "linked folder", "hard link
 def original() -> dict[str, bytes]:
     """The files of a finished run of four clients and two rounds."""
     with tempfile.TemporaryDirectory() as folder:
-        runs.run(config.make(SETTINGS), Path(folder) / "run")
+        fedrbn.run(config.make(SETTINGS), Path(folder) / "run")
         return {name: (Path(folder) / "run" / name).read_bytes() for name in FILES}
 
 
@@ -146,7 +149,7 @@ def try_reading(given: tuple[str, bytes | str], folder: Path) -> str:
         lambda: directory.checkpoint("last"),
         lambda: directory.checkpoint("best"),
         lambda: directory.records("rounds.jsonl"),
-        lambda: fleet.measured_seconds(path),
+        lambda: description.measured_seconds(path),
     ]
     return REFUSED if REFUSED in [refusal(part) for part in parts] else ACCEPTED
 
@@ -212,8 +215,8 @@ def try_model(suffix: str) -> Callable[[bytes, Path], None]:
     def attempt(content: bytes, folder: Path) -> None:
         (folder / f"m{suffix}").write_bytes(content)
         (folder / "x.png").write_bytes(picture())
-        read = shipped.read(folder / f"m{suffix}")
-        shipped.predict(read, [folder / "x.png"])
+        read = model_file.read(folder / f"m{suffix}")
+        model_file.predict(read, [folder / "x.png"])
 
     return attempt
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedrbn import runs
+import fedrbn
 from fedrbn.config import Experiment
 
 
@@ -18,7 +18,7 @@ from fedrbn.config import Experiment
 def rival(tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Experiment]) -> Path:
     """A finished run of FATBN on the federation of `trained`. Do not write into it."""
     path = tmp_path_factory.mktemp("runs") / "rival"
-    runs.run(tiny(method={"name": "fatbn"}, train={"rounds": 2}), path)
+    fedrbn.run(tiny(method={"name": "fatbn"}, train={"rounds": 2}), path)
     return path
 
 

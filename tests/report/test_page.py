@@ -15,7 +15,7 @@ from tests.report.conftest import Page
 
 from fedrbn.report import write_report
 from fedrbn.report.page import render
-from fedrbn.storage import StorageError
+from fedrbn.runs.directory import StorageError
 
 EVIL = '<img src=x onerror="alert(1)">'
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from fedrbn import checklist as checking
-from fedrbn.assembly import assemble
 from fedrbn.attacks import Loss
-from fedrbn.loading import Trained, load
+from fedrbn.evaluation import checklist as checking
+from fedrbn.federated.assemble import assemble
 from fedrbn.report.recomputed import Donations, checklist, donations
-from fedrbn.report.sheet import LARGEST, SHOTS, as_uri, contact_sheet
+from fedrbn.report.sample_sheet import LARGEST, SHOTS, as_uri, contact_sheet
+from fedrbn.runs.load import Trained, load
 from fedrbn.types import Branch, Member, Role
 
 

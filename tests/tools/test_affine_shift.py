@@ -10,9 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedrbn import runs
+import fedrbn
 from fedrbn.config import Experiment
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -26,7 +26,7 @@ def run(tiny: Callable[..., Experiment], tmp_path_factory: pytest.TempPathFactor
     few = {"users_per_domain": 1, "at": ["pen"], "fraction": 0.02}
     path = tmp_path_factory.mktemp("runs") / "fedrob"
     data = {"domains": ["pen", "plain"], "image_size": 8}
-    runs.run(tiny(method={"name": "fedrob"}, train={"rounds": 1}, federation=few, data=data), path)
+    fedrbn.run(tiny(method={"name": "fedrob"}, train={"rounds": 1}, federation=few, data=data), path)
     return path
 
 

@@ -17,7 +17,7 @@ from fedrbn.attacks.local_search import LocalSearch
 from fedrbn.attacks.pgd import PGD, fgsm_rs, mia, pgd
 from fedrbn.attacks.protocols import Attack, LogitsAttack, Untargeted
 from fedrbn.attacks.threat import accepts
-from fedrbn.plugins import is_reference, resolve, unknown
+from fedrbn.config.plugins import is_reference, resolve, unknown
 
 PAPER: Mapping[str, str] = {
     "pgd-7": "pgd:steps=7,eps=8/255,step=2/255",

@@ -10,7 +10,7 @@ from typing import cast
 from fedrbn.attacks.pgd import PGD, fgsm_rs, mia, pgd
 from fedrbn.attacks.protocols import Attack
 from fedrbn.config import AttackConfig
-from fedrbn.plugins import is_reference, resolve, unknown
+from fedrbn.config.plugins import is_reference, resolve, unknown
 
 BUILT_IN: dict[str, Callable[[AttackConfig], PGD]] = {
     "pgd": lambda config: pgd(config.eps, config.steps, config.step_size),

@@ -9,18 +9,22 @@ from pathlib import Path
 import typer
 
 from fedrbn.cli import (
-    costing,
-    datasets,
-    deploying,
-    drawing,
-    evaluating,
-    following,
-    planning,
-    reporting,
-    reproducing,
-    running,
+    compare,
+    cost,
+    data,
+    deploy,
+    evaluate,
+    export,
+    figure,
+    onboard,
+    plan,
+    predict,
+    probe,
+    report,
+    reproduce,
+    run,
     settings,
-    shipping,
+    watch,
 )
 from fedrbn.cli.output import echo
 
@@ -32,24 +36,24 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    running.run,
-    evaluating.evaluate,
-    running.compare,
+    run.run,
+    evaluate.evaluate,
+    compare.compare,
     settings.settings,
-    shipping.export,
-    shipping.predict,
-    shipping.onboard,
-    planning.probe,
-    planning.plan,
-    costing.cost,
-    reproducing.reproduce,
-    reporting.report,
-    drawing.figure,
-    following.watch,
+    export.export,
+    predict.predict,
+    onboard.onboard,
+    probe.probe,
+    plan.plan,
+    cost.cost,
+    reproduce.reproduce,
+    report.report,
+    figure.figure,
+    watch.watch,
 ):
     app.command()(command)
-app.add_typer(datasets.app, name="data")
-app.add_typer(deploying.app, name="deploy")
+app.add_typer(data.app, name="data")
+app.add_typer(deploy.app, name="deploy")
 
 
 _HOW_TO_CONTINUE = {

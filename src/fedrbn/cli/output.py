@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedrbn.runs import Watcher
+    from fedrbn.runs.train import Watcher
 
 
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -48,8 +48,8 @@ def say(text: str, quiet: bool = False) -> None:
 @contextmanager
 def watching(title: str, quiet: bool, *others: AbstractContextManager[Watcher]) -> Iterator[Watcher | None]:
     """A progress display, unless quiet, and other watchers, all told the same; None when there is nobody to tell."""
-    from fedrbn.progress import Display
-    from fedrbn.tracking import Watchers
+    from fedrbn.runs.display import Display
+    from fedrbn.runs.tracking import Watchers
 
     with ExitStack() as stack:
         shown: list[AbstractContextManager[Watcher]] = [] if quiet else [Display(console(err=True), title)]
@@ -59,7 +59,7 @@ def watching(title: str, quiet: bool, *others: AbstractContextManager[Watcher]) 
 
 def show(record: dict[str, Any], directory: Path, as_json: bool) -> None:
     """An evaluation record as a table, or as JSON for machines."""
-    from fedrbn.tables import evaluation_table
+    from fedrbn.evaluation.tables import evaluation_table
 
     if as_json:
         print_json(record)

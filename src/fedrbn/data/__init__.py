@@ -73,7 +73,7 @@ def load(name: str, image_size: int | None = None) -> DataSet | Federation:
     The object is a `DataSet`, a `Federation` whose clients have their data already, or a function that takes
     image_size (a number of pixels, or None for the data's own size) and returns either.
     """
-    from fedrbn import plugins  # noqa: PLC0415  (this function is where the light import ends)
+    from fedrbn.config import plugins  # noqa: PLC0415  (this function is where the light import ends)
 
     if name == plugins.GIVEN:
         raise plugins.given_again("data")
@@ -81,7 +81,7 @@ def load(name: str, image_size: int | None = None) -> DataSet | Federation:
         return _load_named(name, image_size)
     path = Path(name).expanduser()
     if path.is_dir():
-        from fedrbn.data.images import image_folder  # noqa: PLC0415
+        from fedrbn.data.sets.folder import image_folder  # noqa: PLC0415
 
         return image_folder(path, image_size)
     if plugins.is_reference(name):
@@ -95,9 +95,9 @@ def load(name: str, image_size: int | None = None) -> DataSet | Federation:
 
 
 def _load_named(name: str, image_size: int | None) -> DataSet:
-    from fedrbn.data.digits import digits  # noqa: PLC0415
-    from fedrbn.data.digits_mini import digits_mini  # noqa: PLC0415
-    from fedrbn.data.photographs import domainnet, office_caltech10  # noqa: PLC0415
+    from fedrbn.data.sets.digits import digits  # noqa: PLC0415
+    from fedrbn.data.sets.digits_mini import digits_mini  # noqa: PLC0415
+    from fedrbn.data.sets.photographs import domainnet, office_caltech10  # noqa: PLC0415
 
     loaders = {
         "digits-mini": digits_mini,
@@ -109,7 +109,7 @@ def _load_named(name: str, image_size: int | None) -> DataSet:
 
 
 def _load_own(name: str, image_size: int | None) -> DataSet | Federation:
-    from fedrbn import plugins  # noqa: PLC0415
+    from fedrbn.config import plugins  # noqa: PLC0415
     from fedrbn.data.samples import DataSet, Federation  # noqa: PLC0415
 
     found = plugins.resolve(name)

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from fedrbn import data
 from fedrbn.data.duplicates import Fingerprints, fingerprints, joined, matches
 from fedrbn.data.federation import pooled
-from fedrbn.data.images import SPLIT_SEED, TEST_SHARE, decode, image_files, parts_of, subfolders
 from fedrbn.data.imaging import to_channels_first
 from fedrbn.data.official import OFFICIAL
 from fedrbn.data.prepare import changed_files
 from fedrbn.data.prepared import prepared_folder
 from fedrbn.data.samples import DataSet, Federation, Samples
-from fedrbn.data.split import stratified
+from fedrbn.data.sets.folder import SPLIT_SEED, TEST_SHARE, decode, image_files, parts_of, subfolders
+from fedrbn.data.train_test import stratified
 
 
 @dataclass(frozen=True)

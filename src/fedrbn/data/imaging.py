@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrbn.data.room import check_room
+from fedrbn.data.memory_limit import check_room
 from fedrbn.data.samples import Samples
 
 OVERSAMPLING = 2

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrbn.data.images import SPLIT_SEED, TEST_SHARE, decode, is_regular
 from fedrbn.data.official import OFFICIAL
 from fedrbn.data.raw.files import RawDigits, RawPhotographs, Source
 from fedrbn.data.raw.idx import read_mnist
@@ -26,7 +25,8 @@ from fedrbn.data.raw.mat import read_svhn
 from fedrbn.data.raw.mnist_m import read_mnist_m
 from fedrbn.data.raw.photographs import read_domainnet, read_office
 from fedrbn.data.raw.usps import read_usps
-from fedrbn.data.split import stratified
+from fedrbn.data.sets.folder import SPLIT_SEED, TEST_SHARE, decode, is_regular
+from fedrbn.data.train_test import stratified
 
 CHECKSUMS = "checksums.json"
 

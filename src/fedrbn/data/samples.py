@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedrbn import plugins
+from fedrbn.config import plugins
 from fedrbn.types import Role
 
 _LEAST_TRAINING = 2

@@ -14,7 +14,7 @@ from typing import Any
 from fedrbn.config import Experiment
 from fedrbn.deploy.fleet import Fleet, fleet, local_plan
 from fedrbn.deploy.site import DeployError, create
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
 
 TIMEOUT = 3600.0
 

@@ -24,7 +24,7 @@ from fedrbn.config import Experiment
 from fedrbn.deploy import processes
 from fedrbn.deploy.processes import Running
 from fedrbn.deploy.site import SUPERLINK, DeployError, Node, Plan, Site
-from fedrbn.storage import write_atomically
+from fedrbn.runs.directory import write_atomically
 
 STARTUP = 120.0
 """Seconds a process may take to come up; a busy small machine needs several."""

@@ -24,9 +24,9 @@ import jinja2
 import tomli_w
 
 from fedrbn.config import Experiment
+from fedrbn.config.plugins import is_reference
 from fedrbn.deploy.certificates import Issued, issue, make_authority, make_node_key, subject_names
 from fedrbn.flower.settings import FlowerConfig
-from fedrbn.plugins import is_reference
 
 SUPERLINK = "superlink"
 """What the server's process is called."""

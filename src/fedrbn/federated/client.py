@@ -12,16 +12,17 @@ from torch import Generator, Tensor
 
 from fedrbn.data.augment import augment
 from fedrbn.data.samples import Client, Samples
-from fedrbn.federated.aggregation import layout
-from fedrbn.federated.freezing import first_layers
-from fedrbn.federated.memory import recall, remember
-from fedrbn.federated.priors import with_prior
-from fedrbn.federated.privacy import Privacy, Protection
-from fedrbn.federated.training import Batch, Sgd
+from fedrbn.federated.aggregation.layout import layout
+from fedrbn.federated.privacy.mechanism import Privacy, Protection
+from fedrbn.federated.protocol import Round, Train, Upload
+from fedrbn.federated.training.calfat import with_prior
+from fedrbn.federated.training.freezing import first_layers
+from fedrbn.federated.training.memory import recall, remember
+from fedrbn.federated.training.sgd import Batch, Sgd
 from fedrbn.nets.dual_bn import DualNet, holding
 from fedrbn.nets.state import load, tensors
 from fedrbn.randomness import generator
-from fedrbn.types import Role, Round, Train, Upload
+from fedrbn.types import Role
 
 
 def local_update(

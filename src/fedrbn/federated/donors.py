@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedrbn.config import ConfigError
-from fedrbn.federated.order import plain_median, share_trimmed_mean, weighted_median
+from fedrbn.federated.aggregation.order_statistics import plain_median, share_trimmed_mean, weighted_median
 from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
 

@@ -12,13 +12,14 @@ from torch import nn
 
 from fedrbn.attacks import PGD, Attack
 from fedrbn.config import ConfigError
-from fedrbn.federated.affine import AffineTraining, check_memory
-from fedrbn.federated.aggregation import Local
-from fedrbn.federated.free import Free
-from fedrbn.federated.freezing import first_layers
+from fedrbn.federated.aggregation.layout import Local
 from fedrbn.federated.objectives import Adversarial, Calibrated, Calibration, Objective, OneStep, Standard
 from fedrbn.federated.propagation import Propagation
-from fedrbn.federated.training import Meta, Sgd, Training
+from fedrbn.federated.training.affine import AffineTraining, check_memory
+from fedrbn.federated.training.free import Free
+from fedrbn.federated.training.freezing import first_layers
+from fedrbn.federated.training.meta import Meta
+from fedrbn.federated.training.sgd import Sgd, Training
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, single
 from fedrbn.types import Branch, Role
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from fedrbn import plugins
-from fedrbn.attacks import Attack
-from fedrbn.config import ConfigError, MethodConfig
-from fedrbn.federated.affine import AffineTraining
-from fedrbn.federated.aggregation import Local
+from fedrbn.attacks import Attack, from_config
+from fedrbn.config import ConfigError, Experiment, MethodConfig, plugins
+from fedrbn.federated.aggregation.layout import Local
 from fedrbn.federated.donors import Combine, Guard
-from fedrbn.federated.free import Free
 from fedrbn.federated.methods import METHODS, Method
 from fedrbn.federated.objectives import Adversarial, Calibrated, Fractional, Mart, Objective, Trades
 from fedrbn.federated.propagation import Weighting
-from fedrbn.federated.training import Meta, Sgd
+from fedrbn.federated.training.affine import AffineTraining
+from fedrbn.federated.training.free import Free
+from fedrbn.federated.training.meta import Meta
+from fedrbn.federated.training.sgd import Sgd
 from fedrbn.nets.dual_bn import Affine
 from fedrbn.types import Branch
 
@@ -194,3 +194,14 @@ def _at_objective(method: Method, config: MethodConfig) -> Objective:
 def _replaced(value: Any, **wanted: Any) -> Any:
     """The dataclass value with the settings that are given, which are those that are not None."""
     return replace(value, **{name: new for name, new in wanted.items() if new is not None})
+
+
+def resolved(experiment: Experiment) -> Experiment:
+    """The experiment with the method's own values where its config left them open; equal runs have equal keys."""
+    return _resolved(experiment, configure(experiment.method, from_config(experiment.attack)))
+
+
+def _resolved(experiment: Experiment, method: Method) -> Experiment:
+    """The experiment with the method's own values where its config left them open."""
+    values = {"name": experiment.method.name, **settings(method)}
+    return experiment.model_copy(update={"method": MethodConfig.model_validate(values)})

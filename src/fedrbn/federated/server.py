@@ -10,16 +10,18 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fedrbn.config import ConfigError, FaultsConfig, TrainConfig
-from fedrbn.federated.admission import Gate, Movement, length, scratch
-from fedrbn.federated.aggregation import Aggregate, Contribution, Layout, Local, carried, mean
+from fedrbn.federated.aggregation.layout import Layout, Local
+from fedrbn.federated.aggregation.mean import Aggregate, Contribution, carried, mean
 from fedrbn.federated.client import steps_per_epoch
-from fedrbn.federated.intake import Intake, TooFewClientsError
 from fedrbn.federated.methods import Method
 from fedrbn.federated.propagation import Standing, propagate
+from fedrbn.federated.protocol import Execute, Failure, Round, ServerState, Train
+from fedrbn.federated.uploads.collection import Intake, TooFewClientsError
+from fedrbn.federated.uploads.validation import Gate, Movement, length, scratch
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.state import tensors
 from fedrbn.randomness import generator
-from fedrbn.types import Branch, Execute, Failure, Member, Role, Round, ServerState, Tensors, Train
+from fedrbn.types import Branch, Member, Role, Tensors
 
 _FAINTEST = 1e-12
 """A donor is never forgotten altogether: where no other is left, its statistics are the best that there are."""

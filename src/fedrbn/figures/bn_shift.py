@@ -18,8 +18,8 @@ from fedrbn.figures import style
 from fedrbn.figures.sources import FigureError, Request, described, trained_run
 from fedrbn.figures.style import Mark
 from fedrbn.reproduce.bn_shift import IMAGES, measure
-from fedrbn.reproduce.plan import Threat
-from fedrbn.storage import RunDirectory
+from fedrbn.reproduce.experiment_cells import Threat
+from fedrbn.runs.directory import RunDirectory
 
 CELL = "Digits/FedRBN λ=0.5/20 %"
 """The benchmark's run that is measured unless others are named."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedrbn import plugins
+from fedrbn.config import plugins
 from fedrbn.figures import (
     bars,
     bn_shift,

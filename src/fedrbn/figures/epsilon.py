@@ -13,17 +13,17 @@ from statistics import fmean
 import torch
 from matplotlib.figure import Figure
 
-from fedrbn.assembly import assemble
 from fedrbn.attacks import PGD, LogitsAttack, Untargeted
 from fedrbn.data.samples import Samples
-from fedrbn.evaluation import Accuracy, attack_through, logits_of
+from fedrbn.evaluation.accuracy import Accuracy, attack_through, logits_of
+from fedrbn.federated.assemble import assemble
 from fedrbn.figures import style
 from fedrbn.figures.sources import FigureError, Request, described
 from fedrbn.figures.style import End, Mark
-from fedrbn.loading import load
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.state import batch_norms
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.load import load
 from fedrbn.types import Branch
 
 SAMPLES = 40

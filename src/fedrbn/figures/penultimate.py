@@ -20,17 +20,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from fedrbn.assembly import assemble
 from fedrbn.attacks import LogitsAttack
 from fedrbn.data.samples import Client, Samples
-from fedrbn.evaluation import attack_through, logits_of
-from fedrbn.federated.aggregation import Local
+from fedrbn.evaluation.accuracy import attack_through, logits_of
+from fedrbn.federated.aggregation.layout import Local
+from fedrbn.federated.assemble import assemble
 from fedrbn.figures import style
 from fedrbn.figures.sources import FigureError, Request, described, trained_run
-from fedrbn.loading import Trained, load
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.randomness import generator
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.load import Trained, load
 from fedrbn.types import Branch, Role
 
 ADAPTED, TRAINED, TRANSFERRED = "Digits/FedRBN λ=0.5/MNIST", "Digits/FedRBN λ=0.5/All", "Digits/FedRBN λ=0/MNIST"

@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedrbn.config import Experiment
-from fedrbn.cost import without_images
+from fedrbn.cost.count import without_images
 from fedrbn.figures import style
 from fedrbn.figures.sources import Request
-from fedrbn.reproduce import declarations, plan
+from fedrbn.reproduce import declarations, experiment_cells
 from fedrbn.reproduce.scales import SCALES
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Member, Role
 
 EXPERIMENT = "dirichlet"
@@ -29,7 +29,7 @@ def user_sizes(request: Request) -> Figure:
 
 def _declared(request: Request) -> Experiment:
     seed = (request.seeds or (1,))[0]
-    cells = plan.cells(
+    cells = experiment_cells.cells(
         declarations.read(EXPERIMENT), SCALES[request.scale], [seed], threat=request.threat, data=request.data
     )
     return cells[0].runs[0]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedrbn.reproduce import declarations, plan, reading
-from fedrbn.reproduce.plan import Threat
+from fedrbn.reproduce import declarations, experiment_cells, reading
+from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.reproduce.scales import SCALES
 from fedrbn.reproduce.table import Number
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
 
 MOST_NAMED = 4
 """Cells that were not run and are named; of more only the number is said."""
@@ -52,7 +52,7 @@ class Request:
 
     def command(self, experiment: str, only: str = "") -> str:
         """The command that makes what this request needs of an experiment."""
-        return plan.command(
+        return experiment_cells.command(
             experiment,
             self.scale,
             self.seeds or (),
@@ -117,7 +117,7 @@ class Results:
 
 def _stand_in(data: str) -> str:
     """Which data ran in place of the paper's, domain by domain."""
-    declared, names = next((old, names) for (old, used), names in plan.STAND_INS.items() if used == data)
+    declared, names = next((old, names) for (old, used), names in experiment_cells.STAND_INS.items() if used == data)
     pairs = ", ".join(f"{new} for {old}" for old, new in names.items())
     return f"Run on {data} in place of the paper's {declared} ({pairs})."
 
@@ -182,7 +182,9 @@ def _number(values: dict[str, Any], wanted: Sequence[int] | None) -> Number:
 def cell_runs(request: Request, experiment: str, seeds: Sequence[int]) -> dict[tuple[str, str, str], list[Path]]:
     """For each (part, row, column) of an experiment the directories of its runs that have a finished round."""
     scale = SCALES[request.scale]
-    cells = plan.cells(declarations.read(experiment), scale, seeds, threat=request.threat, data=request.data)
+    cells = experiment_cells.cells(
+        declarations.read(experiment), scale, seeds, threat=request.threat, data=request.data
+    )
     found = {
         (cell.part, cell.row, cell.column): [reading.directory(run, request.store) for run in cell.runs]
         for cell in cells
@@ -193,7 +195,7 @@ def cell_runs(request: Request, experiment: str, seeds: Sequence[int]) -> dict[t
 def trained_run(request: Request, cell: str, experiment: str = "benchmark") -> Path:
     """The finished run of one cell of an experiment, PART/ROW/COLUMN, of the first seed that is asked for."""
     seed = (request.seeds or (1,))[0]
-    (chosen,) = plan.cells(
+    (chosen,) = experiment_cells.cells(
         declarations.read(experiment),
         SCALES[request.scale],
         [seed],

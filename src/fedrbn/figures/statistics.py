@@ -21,8 +21,8 @@ from sklearn.decomposition import PCA
 
 from fedrbn.figures import style
 from fedrbn.figures.sources import Request, described, trained_run
-from fedrbn.loading import Trained, load
 from fedrbn.nets.state import BNNames, batch_norms
+from fedrbn.runs.load import Trained, load
 from fedrbn.types import Branch, Role
 
 ALL_AT = "Digits/FedRBN λ=0.5/All"

@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from fedrbn.federated.propagation import similarity
 from fedrbn.figures import style
 from fedrbn.figures.sources import FigureError, Request, cell_runs, results
-from fedrbn.loading import load
 from fedrbn.reproduce import reading
+from fedrbn.runs.load import load
 from fedrbn.types import Role
 
 EXPERIMENT = "transfer"

@@ -20,8 +20,8 @@ from statistics import fmean, median
 
 from torch import Tensor
 
+from fedrbn.federated.aggregation.robust import bounded
 from fedrbn.federated.donors import BN_EPSILON
-from fedrbn.federated.robust import bounded
 from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Member, Tensors
 

@@ -13,11 +13,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedrbn.config import Experiment
-from fedrbn.course import digest_of
+from fedrbn.data.digests import digest_of
 from fedrbn.data.samples import Client
 from fedrbn.federated.client import steps_per_epoch
-from fedrbn.federated.executors import Site, perform
-from fedrbn.federated.privacy import from_config as privacy_of
+from fedrbn.federated.executors.serial import Site, perform
+from fedrbn.federated.privacy.mechanism import from_config as privacy_of
+from fedrbn.federated.protocol import Failure, Round, Train, Upload
+from fedrbn.fleet.probe import free_memory, measure_speed
 from fedrbn.flower import wire
 from fedrbn.flower.deadline import within
 from fedrbn.flower.handshake import Budget, Introduction, Refusal, Response
@@ -29,8 +31,7 @@ from fedrbn.flower.site import Memory, fingerprint, local_federation, names_of, 
 from fedrbn.flower.wire import MessageError
 from fedrbn.hardware import one_thread
 from fedrbn.nets.dual_bn import DualNet
-from fedrbn.probe import free_memory, measure_speed
-from fedrbn.types import Failure, Round, Tensors, Train, Upload
+from fedrbn.types import Tensors
 
 app = ClientApp()
 _ERRORS = (ValueError, TypeError, KeyError, RuntimeError, OSError)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fedrbn.config.schema import Section
 from fedrbn.flower.log import EventLog
 from fedrbn.flower.orders import ClientId
-from fedrbn.sections import Section
 
 
 class Control(Section):

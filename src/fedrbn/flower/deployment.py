@@ -9,13 +9,15 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedrbn.assembly import build_network, build_plan
 from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
 from fedrbn.config import ConfigError, Dirichlet, Experiment
-from fedrbn.course import Course, Outline, digest_of_all
-from fedrbn.federated.aggregation import layout
+from fedrbn.data.digests import digest_of_all
+from fedrbn.federated.aggregation.layout import layout
+from fedrbn.federated.assemble import Course, Outline, build_network, build_plan
 from fedrbn.federated.options import configure
+from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import Plan
+from fedrbn.fleet.probe import workload
 from fedrbn.flower.claims import counted, suspicions
 from fedrbn.flower.control import Control, read_control
 from fedrbn.flower.grid_execute import Line
@@ -29,9 +31,8 @@ from fedrbn.flower.roster import Lobby, Roster
 from fedrbn.flower.settings import FlowerConfig
 from fedrbn.flower.site import fingerprint, parts
 from fedrbn.nets.dual_bn import DualNet
-from fedrbn.probe import workload
-from fedrbn.storage import RunDirectory
-from fedrbn.types import Member, Role, ServerState
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.types import Member, Role
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ import torch
 from pydantic import Field, field_validator
 
 from fedrbn.config import Experiment
+from fedrbn.config.schema import Section
+from fedrbn.cost.units import Duty
 from fedrbn.data import AVAILABLE
 from fedrbn.data.federation import at_users
-from fedrbn.data.room import available_memory
+from fedrbn.data.memory_limit import available_memory
+from fedrbn.fleet.planner import Device, Speed, Workload, plan
 from fedrbn.flower.orders import ClientId
 from fedrbn.flower.questions import Label
 from fedrbn.nets import NETWORKS, build
-from fedrbn.planner import Device, Duty, Speed, Workload, plan
-from fedrbn.sections import Section
 from fedrbn.types import Member, Role
 
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
@@ -41,7 +42,7 @@ class Budget(Section):
 
     role: Role | None = None
     forward: _Rate | None = None
-    """Multiply-accumulates per second, as `backward` and `attack`; see `fedrbn.planner.Speed`."""
+    """Multiply-accumulates per second, as `backward` and `attack`; see `fedrbn.fleet.description.planner.Speed`."""
     backward: _Rate | None = None
     attack: _Rate | None = None
     memory: _Rate | None = None

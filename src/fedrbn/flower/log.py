@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedrbn.assembly import Assembly
-    from fedrbn.types import Result
+    from fedrbn.federated.assemble import Assembly
+    from fedrbn.federated.protocol import Result
 
 
 class EventLog:

@@ -19,8 +19,9 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 
 from fedrbn.config import AttackConfig
-from fedrbn.evaluation import Accuracy
-from fedrbn.federated.aggregation import Layout
+from fedrbn.evaluation.accuracy import Accuracy
+from fedrbn.federated.aggregation.layout import Layout
+from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Result, Round, Train, Upload
 from fedrbn.flower import wire
 from fedrbn.flower.orders import (
     MOST_CAUSE,
@@ -40,7 +41,7 @@ from fedrbn.flower.questions import as_data, from_data
 from fedrbn.flower.wire import MessageError, Spec, Specs
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.state import tensors
-from fedrbn.types import Answers, Evaluate, Failure, Job, Member, Result, Role, Round, Tensors, Train, Upload
+from fedrbn.types import Member, Role, Tensors
 
 
 @dataclass(frozen=True)

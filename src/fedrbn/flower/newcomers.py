@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from fedrbn.federated.admission import Gate, UploadError, length, scratch
-from fedrbn.federated.aggregation import Contribution, mean
+from fedrbn.federated.aggregation.mean import Contribution, mean
 from fedrbn.federated.propagation import Standing, propagate
+from fedrbn.federated.protocol import ServerState, Upload
 from fedrbn.federated.server import Plan, initial_state
+from fedrbn.federated.uploads.validation import Gate, UploadError, length, scratch
 from fedrbn.nets.dual_bn import DualNet
-from fedrbn.types import Member, Role, ServerState, Tensors, Upload
+from fedrbn.types import Member, Role, Tensors
 
 Refuse = Callable[[str, str], None]
 """Told of a client whose batch norm is not used, and why."""

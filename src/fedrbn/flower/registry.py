@@ -15,9 +15,9 @@ from pathlib import Path
 from flwr.serverapp import Grid
 from pydantic import Field, TypeAdapter, ValidationError
 
+from fedrbn.config.schema import Section
 from fedrbn.flower.handshake import MOST_SAMPLES, Digest
-from fedrbn.sections import Section
-from fedrbn.storage import StorageError, write_atomically
+from fedrbn.runs.directory import StorageError, write_atomically
 
 _PEM = b"-----BEGIN PUBLIC KEY-----"
 

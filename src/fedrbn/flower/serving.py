@@ -16,7 +16,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedrbn.config import ConfigError, Experiment
-from fedrbn.federated.privacy import from_config as privacy_of
+from fedrbn.federated.privacy.mechanism import from_config as privacy_of
 from fedrbn.flower import wire
 from fedrbn.flower.deployment import Deployment, Terms, described
 from fedrbn.flower.grid_execute import grid_execute
@@ -25,8 +25,8 @@ from fedrbn.flower.log import EventLog, RoundLog
 from fedrbn.flower.orders import setup_for
 from fedrbn.flower.roster import Guest, Lobby
 from fedrbn.flower.settings import FlowerConfig, Values, experiment_of
-from fedrbn.runs import train_and_evaluate
-from fedrbn.storage import RunDirectory, StorageError, write_atomically
+from fedrbn.runs.directory import RunDirectory, StorageError, write_atomically
+from fedrbn.runs.train import train_and_evaluate
 from fedrbn.types import Role
 
 

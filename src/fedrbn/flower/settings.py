@@ -15,13 +15,13 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from fedrbn import config, plugins
-from fedrbn.assembly import resolved
-from fedrbn.config import AttackConfig, ConfigError, Experiment
+from fedrbn import config
+from fedrbn.config import AttackConfig, ConfigError, Experiment, plugins
+from fedrbn.config.schema import Section
 from fedrbn.data import AVAILABLE
-from fedrbn.fleet import Quantity
+from fedrbn.federated.options import resolved
+from fedrbn.fleet.description import Quantity
 from fedrbn.flower.orders import ClientId, Setup, Transport
-from fedrbn.sections import Section
 from fedrbn.types import Role
 
 Values: TypeAlias = Mapping[str, bool | int | float | str]

@@ -17,12 +17,11 @@ import safetensors
 import safetensors.torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedrbn import plugins
-from fedrbn.assembly import build_network, load_data
-from fedrbn.config import ConfigError, DataConfig, Experiment, FederationConfig, RunConfig
+from fedrbn.config import ConfigError, DataConfig, Experiment, FederationConfig, RunConfig, plugins
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import Client, Federation, Samples
-from fedrbn.federated.aggregation import Layout, layout
+from fedrbn.federated.aggregation.layout import Layout, layout
+from fedrbn.federated.assemble import build_network, load_data
 from fedrbn.flower import wire
 from fedrbn.flower.orders import Setup, method_of
 from fedrbn.flower.settings import NodeConfig, Values
@@ -30,7 +29,7 @@ from fedrbn.hardware import pick_device
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast
 from fedrbn.nets.state import tensors
-from fedrbn.storage import write_atomically
+from fedrbn.runs.directory import write_atomically
 from fedrbn.types import Member, Role, Tensors
 
 
@@ -130,7 +129,7 @@ class Memory:
 
     @property
     def store(self) -> Path:
-        """For what methods remember; see `fedrbn.federated.memory`."""
+        """For what methods remember; see `fedrbn.federated.training.memory`."""
         return self.folder / "memory"
 
     def keep(self, state: RecordDict, finished: int, personal: Tensors) -> None:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
-from fedrbn.sections import Section
+from fedrbn.config.schema import Section
 from fedrbn.types import Tensors
 
 SAFETENSORS = "fedrbn.safetensors"

@@ -16,11 +16,11 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
+from fedrbn.config.plugins import GIVEN, given_again, is_reference, resolve, unknown
 from fedrbn.nets.alexnet import alexnet_bn
 from fedrbn.nets.digits import digits_cnn
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, plain, single
 from fedrbn.nets.resnet import resnet18
-from fedrbn.plugins import GIVEN, given_again, is_reference, resolve, unknown
 
 __all__ = ["NETWORKS", "Affine", "DualNet", "build", "dual", "plain", "single"]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from fedrbn.evaluation.tables import BRANCH, predicts
 from fedrbn.report.charts import DotRow, dots
 from fedrbn.report.content import Figure, Table, Tile, accuracy
 from fedrbn.report.gather import Run
 from fedrbn.report.records import Evaluation, User
-from fedrbn.tables import BRANCH, predicts
 
 SHOWN = {"SA": "sa", "RA": "ra", "RA adaptive": "ra adaptive"}
 """The accuracies of the network that predicts, by the name of their column in records."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from fedrbn.evaluation.significance import Comparison, compare
+from fedrbn.evaluation.tables import spread
 from fedrbn.report.accuracies import SHOWN
 from fedrbn.report.charts import DotRow, Point, dots, scatter
 from fedrbn.report.content import Figure, Table, accuracy, amount, points, probability
 from fedrbn.report.gather import Run
 from fedrbn.report.records import Evaluation
 from fedrbn.report.svg import SHAPES
-from fedrbn.significance import Comparison, compare
-from fedrbn.tables import spread
 from fedrbn.types import Tensors
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fedrbn.config import Experiment
 from fedrbn.report.records import Evaluation, FailureRecord, Record, Reproduced, RoundRecord, Stop, Verdict
-from fedrbn.storage import RunDirectory, StorageError
+from fedrbn.runs.directory import RunDirectory, StorageError
 from fedrbn.types import Member, Tensors
 
 

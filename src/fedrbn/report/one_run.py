@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from fedrbn.config import Experiment
 from fedrbn.report.accuracies import Accuracies, accuracies
-from fedrbn.report.asked import ending, facts, failures, remarks, settings_tables
 from fedrbn.report.charts import Series, heat, lines
 from fedrbn.report.content import Figure, Table, accuracy, amount
 from fedrbn.report.gather import Run, mean_loss
+from fedrbn.report.overview import ending, facts, failures, remarks, settings_tables
 from fedrbn.report.recomputed import CHECKED, Donations
 from fedrbn.report.records import Evaluation, RoundRecord, Verdict
-from fedrbn.report.sheet import Strip
+from fedrbn.report.sample_sheet import Strip
 from fedrbn.types import Role
 
 MOST_CELLS = 2500

@@ -13,15 +13,15 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedrbn.assembly import Assembly, assemble
 from fedrbn.config import Experiment
-from fedrbn.loading import Trained, load
+from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.report import comparison, one_run, reproduced
 from fedrbn.report.gather import Run, find, read_result, read_run
 from fedrbn.report.one_run import Extras, RunView
 from fedrbn.report.recomputed import checklist, donations
-from fedrbn.report.sheet import contact_sheet
-from fedrbn.storage import StorageError
+from fedrbn.report.sample_sheet import contact_sheet
+from fedrbn.runs.directory import StorageError
+from fedrbn.runs.load import Trained, load
 
 MOST_SHEETS = 4
 """With more runs than this, images are left out: they would be most of the page and of the time."""

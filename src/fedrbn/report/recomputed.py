@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedrbn import checklist as checking
-from fedrbn.assembly import Assembly, build_plan
-from fedrbn.evaluation import Accuracy
-from fedrbn.examination import main_label, threat_eps
+from fedrbn.evaluation import checklist as checking
+from fedrbn.evaluation.accuracy import Accuracy
+from fedrbn.evaluation.protocol import main_label, threat_eps
+from fedrbn.federated.assemble import Assembly, build_plan
 from fedrbn.federated.propagation import Standing
-from fedrbn.loading import Trained
+from fedrbn.federated.protocol import Answers
 from fedrbn.randomness import generator
 from fedrbn.report.records import Verdict
-from fedrbn.types import Answers, Member, Role, Tensors
+from fedrbn.runs.load import Trained
+from fedrbn.types import Member, Role, Tensors
 
 CHECKED = 8
 """Test samples of a user that the check-list is measured on, where no evaluation has measured it."""

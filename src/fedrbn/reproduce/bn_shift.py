@@ -35,14 +35,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fedrbn.assembly import Assembly, assemble
 from fedrbn.attacks import PGD, Attack
 from fedrbn.data.samples import Client, Samples
-from fedrbn.evaluation import attack_through, logits_of
-from fedrbn.loading import Trained, load
+from fedrbn.evaluation.accuracy import attack_through, logits_of
+from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, set_momentum
 from fedrbn.randomness import generator
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.load import Trained, load
 from fedrbn.types import Branch, Role, Stats
 
 IMAGES = 100

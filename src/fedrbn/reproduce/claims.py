@@ -23,10 +23,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from fedrbn import config
 from fedrbn.config import ConfigError
-from fedrbn.cost import cost
-from fedrbn.reproduce import declarations, plan
+from fedrbn.cost.count import cost
+from fedrbn.reproduce import declarations, experiment_cells
 from fedrbn.reproduce.declarations import Declaration, Part
-from fedrbn.reproduce.plan import Threat
+from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.reproduce.scales import SCALES
 
 COUNTING = ("full", "cpu")
@@ -317,7 +317,7 @@ def verdict(pixel: Outcome, released: Outcome) -> Verdict:
 
 def threats(claim: Claim) -> tuple[Threat, ...]:
     """The threat models under which the claim's experiment can run: further attacks are in pixels only."""
-    cells = plan.cells(declarations.read(claim.experiment or ""), SCALES["smoke"])
+    cells = experiment_cells.cells(declarations.read(claim.experiment or ""), SCALES["smoke"])
     known: tuple[Threat, ...] = get_args(Threat)
     return known[:1] if any(cell.attacks for cell in cells) else known
 
@@ -328,7 +328,7 @@ def commands(claim: Claim, missing: Iterable[Threat]) -> list[str]:
     part = claim.checks[0].part
     elsewhere = {str(other.data) for other in declaration.parts} != {str(_part(declaration, part).data)}
     only = f"{part}/" if elsewhere else ""  # parts on other images are not needed
-    return [plan.command(declaration.name, claim.scale, threat=threat, only=only) for threat in missing]
+    return [experiment_cells.command(declaration.name, claim.scale, threat=threat, only=only) for threat in missing]
 
 
 def _part(declaration: Declaration, label: str) -> Part:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedrbn.reproduce import claims
 from fedrbn.reproduce.claims import Claim, CostCheck, Decided, Finding, Gap, Outcome, Place, Verdict
-from fedrbn.reproduce.plan import Threat
+from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.reproduce.table import NOT_PERCENT
 
 MARKS = {Outcome.HOLDS: "✓", Outcome.UNCLEAR: "≈", Outcome.OPPOSITE: "✗"}

@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TypeAlias
 
+from fedrbn.evaluation.significance import compare
 from fedrbn.reproduce import reading
 from fedrbn.reproduce.declarations import Declaration
-from fedrbn.reproduce.plan import Cell
-from fedrbn.significance import compare
-from fedrbn.storage import RunDirectory
+from fedrbn.reproduce.experiment_cells import Cell
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Tensors
 
 Answers: TypeAlias = dict[str, Tensors]

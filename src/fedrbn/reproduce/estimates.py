@@ -8,13 +8,13 @@ from functools import cache
 
 from fedrbn import nets
 from fedrbn.config import Experiment
-from fedrbn.cost import paper_forward_macs
+from fedrbn.cost.count import paper_forward_macs
+from fedrbn.cost.units import Duty, units
 from fedrbn.data import AVAILABLE
 from fedrbn.data.declared import PAPER
 from fedrbn.data.federation import at_users
 from fedrbn.nets.dual_bn import dual
-from fedrbn.planner import Duty, units
-from fedrbn.reproduce.plan import Cell
+from fedrbn.reproduce.experiment_cells import Cell
 
 MACS_PER_SECOND = 35e9
 """Assumed for one core: at scale cpu, the networks of digits and photographs were measured at 40 and 27 · 10⁹."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedrbn.files import Folder
-from fedrbn.reproduce import bn_shift, divergence
+from fedrbn.reproduce import bn_shift, domain_divergence
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Measure:
     of_run: Callable[[Path], dict[str, float]]
 
 
-_DIVERGENCE = Measure("divergence.json", divergence.measure)
+_DIVERGENCE = Measure("divergence.json", domain_divergence.measure)
 MEASURES: Mapping[str, Measure] = {
     "similarity": _DIVERGENCE,
     "divergence": _DIVERGENCE,
     "correlation": _DIVERGENCE,
     "shift": Measure("shift.json", bn_shift.measure),
-    "neighbours": Measure("neighbours.json", divergence.neighbours),
+    "neighbours": Measure("neighbours.json", domain_divergence.neighbours),
 }
 """Measures by the first word of the texts that read them."""
 

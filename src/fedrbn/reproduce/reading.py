@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from fedrbn.config import Experiment
-from fedrbn.records import evaluations, rounds
 from fedrbn.reproduce import measures
-from fedrbn.storage import RunDirectory
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.records import evaluations, rounds
 
 TERA = 1e12
 

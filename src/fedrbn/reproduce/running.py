@@ -11,13 +11,13 @@ from pathlib import Path
 
 from torch import set_num_threads
 
-from fedrbn import sweep
 from fedrbn.config import Experiment
-from fedrbn.examination import Examination
+from fedrbn.evaluation.protocol import Examination
 from fedrbn.reproduce import measures, reading
+from fedrbn.reproduce.experiment_cells import Cell
 from fedrbn.reproduce.measures import Measure
-from fedrbn.reproduce.plan import Cell
-from fedrbn.runs import evaluate
+from fedrbn.runs import sweep
+from fedrbn.runs.train import evaluate
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedrbn.assembly import resolved
 from fedrbn.config import Experiment
 from fedrbn.data import AVAILABLE
+from fedrbn.federated.options import resolved
 
 PHOTOGRAPH = 64
 """Images of this side or more are photographs: they are few and large, so their size is reduced, not their number."""

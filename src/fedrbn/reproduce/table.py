@@ -15,9 +15,9 @@ from fedrbn.config import Experiment
 from fedrbn.reproduce import reading
 from fedrbn.reproduce.declarations import Declaration
 from fedrbn.reproduce.differences import Difference, differences
-from fedrbn.reproduce.plan import STAND_INS, Cell
+from fedrbn.reproduce.experiment_cells import STAND_INS, Cell
 from fedrbn.reproduce.scales import Scale
-from fedrbn.storage import write_atomically
+from fedrbn.runs.directory import write_atomically
 
 NOT_PERCENT = ("T", "similarity", "divergence", "mean shift", "lowest domain", "highest domain", "variance shift")
 """Metrics that are no accuracies: they are shown with three digits that count."""

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrbn.data.images import decode
 from fedrbn.data.raw.files import (
     MEGABYTE,
     MOST_BYTES,
@@ -20,6 +19,7 @@ from fedrbn.data.raw.files import (
     folder_source,
     image_content,
 )
+from fedrbn.data.sets.folder import decode
 
 _MOST_TEXT = 64 * MEGABYTE
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from fedrbn.data.images import SUFFIXES, image_files, subfolders
 from fedrbn.data.official import DOMAINNET_CLASSES, DOMAINNET_DOMAINS, OFFICE_CLASSES, OFFICE_DOMAINS
 from fedrbn.data.raw.files import (
     MEGABYTE,
@@ -24,6 +23,7 @@ from fedrbn.data.raw.files import (
     image_content,
     read_bounded,
 )
+from fedrbn.data.sets.folder import SUFFIXES, image_files, subfolders
 
 MOST_DOMAIN_BYTES = 4096 * MEGABYTE
 """The most that the kept files of one domain may hold together."""

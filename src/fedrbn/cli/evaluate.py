@@ -1,0 +1,223 @@
+"""fedrbn evaluate: the robustness of a trained run under any attacks, with checks, comparisons and gates."""
+
+from __future__ import annotations
+
+import operator
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from fedrbn.cli.output import console, print_json, say, watching
+
+
+def evaluate(
+    directory: Annotated[Path, typer.Argument(help="A directory made by fedrbn run.")],
+    attacks: Annotated[
+        str | None,
+        typer.Option(
+            help="Attacks by name, separated by commas: pgd-7, pgd-20, pgd-100, mia-20, mia-100, aa, lsa-7, square, "
+            "pgd:steps=50,eps=8/255,step=1/255,restarts=5, gaussian-noise:severity=3 …; 'paper' is the paper's table, "
+            "'corruptions' four common corruptions at severities 1, 3, 5. Default: the attack of the run."
+        ),
+    ] = None,
+    predict: Annotated[
+        Literal["clean", "noised", "confident"] | None,
+        typer.Option(help="How networks are deployed: one branch, or the more confident one for each input."),
+    ] = None,
+    adaptive: Annotated[
+        bool, typer.Option(help="Also attack each branch and their mean loss; report the worst per sample.")
+    ] = True,
+    checks: Annotated[
+        bool,
+        typer.Option(
+            help="Judge every printed RA by the check-list. --no-checks leaves all of them unchecked, and says so."
+        ),
+    ] = True,
+    samples: Annotated[int | None, typer.Option(min=1, help="Test samples per client; default all.")] = None,
+    subset: Annotated[int, typer.Option(min=1, help="Test samples per client for AutoAttack, square and LSA.")] = 10,
+    against: Annotated[Path | None, typer.Option(help="Compare sample by sample with this other run.")] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A condition such as 'ra>=0.40' or 'worst_domain_ra>=0.1'; repeatable. A condition on an RA also "
+            "needs every check of that RA to be measured, unless you opt out with --no-checks."
+        ),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; 1 evaluates in this process.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Evaluate a finished run: SA and RA of every client, per domain and in the mean, under any attacks.
+
+    Exit code 1 if a check fails, a requirement is not met, or a required RA could not be checked.
+    """
+    from fedrbn.evaluation.accuracy import CONFIDENT, Deployment
+    from fedrbn.evaluation.protocol import Examination
+    from fedrbn.runs import train
+    from fedrbn.types import Branch
+
+    conditions = [parse_condition(text) for text in require or []]
+    deployment: Deployment | None = None
+    if predict is not None:
+        deployment = CONFIDENT if predict == "confident" else Branch(predict)
+    examination = Examination(attack_texts(attacks), deployment, adaptive, samples, subset, checks)
+    with watching("evaluate", quiet) as watcher:
+        record = train.evaluate(directory, examination, workers=workers, watcher=watcher)
+    if against is not None:
+        record["against"] = compared(directory, against)
+    show_record(record, against, as_json)
+    complaints = [*failures(record), *(text for c in conditions for text in objections(record, c))]
+    for text in (*warnings(record), *complaints):
+        say(text)
+    if complaints:
+        raise typer.Exit(1)
+
+
+SEVERITIES = (1, 3, 5)
+"""Of the common corruptions that `--attacks corruptions` tries, of five."""
+
+
+def attack_texts(text: str | None) -> tuple[str, ...]:
+    """The attacks of a comma list; settings after a colon are separated by commas too and stay together."""
+    from fedrbn.attacks.corruptions import KINDS
+    from fedrbn.attacks.named import PAPER
+
+    parts: list[str] = []
+    for part in (text or "").split(","):
+        if "=" in part and ":" not in part and parts:
+            parts[-1] += f",{part}"
+        elif part.strip():
+            parts.append(part.strip())
+    corruptions = tuple(f"{kind}:severity={severity}" for kind in KINDS for severity in SEVERITIES)
+    named = {"paper": tuple(name for name in PAPER if name != "pgd-7"), "corruptions": corruptions}
+    return tuple(found for part in parts for found in named.get(part, (part,)))
+
+
+Condition = tuple[str, str, Any, float]
+
+WORST = "worst_domain_"
+"""Before a column's name: its value in the domain where it is lowest."""
+
+
+def parse_condition(text: str) -> Condition:
+    """`ra>=0.40` as (text, column, comparison, bound)."""
+    comparisons = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+    match = re.fullmatch(r"\s*([^<>=]+?)\s*(>=|<=|>|<)\s*([0-9.]+)\s*", text)
+    try:
+        if match is None:
+            raise ValueError
+        return text, match[1], comparisons[match[2]], float(match[3])
+    except ValueError:
+        raise ValueError(
+            f"got requirement {text!r}; expected a column, a comparison and a number between 0 and 1, such as "
+            "'ra>=0.40', 'sa>=0.8', 'ra adaptive>=0.35' or 'worst_domain_ra>=0.1'."
+        ) from None
+
+
+def meets(record: dict[str, Any], condition: Condition) -> bool:
+    """Whether a record satisfies a condition; a column that the record lacks is an error."""
+    text, column, compare, bound = condition
+    table = record["worst_domain"] if column.startswith(WORST) else record["mean"]
+    name = column.removeprefix(WORST)
+    if name not in table:
+        raise ValueError(f"got requirement {text!r}; expected a column of this evaluation: {', '.join(table)}.")
+    return bool(compare(table[name], bound))
+
+
+def warnings(record: dict[str, Any]) -> list[str]:
+    """What nobody has checked of a record's robust accuracies."""
+    if "checks" not in record:
+        return ["UNCHECKED: with --no-checks nobody knows whether these robust accuracies flatter."]
+    return [f"NOT MEASURED: {_line(check)}" for check in record["checks"] if check["passed"] is None]
+
+
+def failures(record: dict[str, Any]) -> list[str]:
+    """What the check-list found."""
+    return [
+        f"check failed: {_line(check)}. It would mean: {check['why']}. Do not trust these robust accuracies."
+        for check in record.get("checks", [])
+        if check["passed"] is False
+    ]
+
+
+def objections(record: dict[str, Any], condition: Condition) -> list[str]:
+    """Why a requirement is not met: by its number, or because the robust accuracy that it asks for is not checked.
+
+    Without a check-list, which is what --no-checks asks for, the number alone decides.
+    """
+    text, column, _, _ = condition
+    if not meets(record, condition):
+        return [f"requirement not met: {text}"]
+    judged = _judged_column(record, column)
+    if judged is None or "checks" not in record:
+        return []
+    about = [check for check in record["checks"] if check["column"] in ("", judged)]
+    if not any(check["column"] for check in about):
+        return [f"requirement not met: {text}, because nothing judges {judged}"]
+    return [
+        f"requirement not met: {text}, because this is not measured: {_line(check)}"
+        for check in about
+        if check["passed"] is None
+    ]
+
+
+def _judged_column(record: dict[str, Any], column: str) -> str | None:
+    """The column under which the check-list judges what a condition asks for; None for a clean accuracy."""
+    name = column.removeprefix(WORST).removesuffix(" adaptive")
+    if not name.startswith("ra"):
+        return None
+    attack, _, branch = name.partition("@")
+    everybody = {user["predicts"] for user in record["users"].values()} == {branch}
+    return attack if everybody else name
+
+
+def _line(check: dict[str, Any]) -> str:
+    judged = f"{check['column']}: " if check["column"] else ""
+    return f"{judged}{check['name']} ({check['detail']})"
+
+
+def compared(directory: Path, against: Path) -> list[dict[str, Any]]:
+    """The newest evaluations of two runs, compared sample by sample where they were asked the same."""
+    from dataclasses import asdict
+
+    from fedrbn.evaluation.significance import compare
+    from fedrbn.runs.directory import RunDirectory
+    from fedrbn.runs.records import evaluations
+
+    ours, theirs = RunDirectory.open(directory), RunDirectory.open(against)
+    records = [evaluations(run) for run in (ours, theirs)]
+    if not records[1]:
+        raise ValueError(f"got {against}, which has no evaluation; expected a finished run. Evaluate it first.")
+    if records[0][-1]["samples_digest"] != records[1][-1]["samples_digest"]:
+        raise ValueError(
+            f"got {against}, which was tested on other images; expected the same test samples. Compare runs with the "
+            "same data, federation settings and seed."
+        )
+    here, there = (record[-1]["attacks"] for record in records)
+    other = {label for label in here.keys() & there.keys() if here[label]["settings"] != there[label]["settings"]}
+    if other:
+        raise ValueError(
+            f"got attack {sorted(other)[0]!r} with other settings in {against}; expected the same attack in both. "
+            "Evaluate that run with the same --attacks first."
+        )
+    return [asdict(c) for c in compare(ours.answers(), theirs.answers())]
+
+
+def show_record(record: dict[str, Any], against: Path | None, as_json: bool) -> None:
+    """The tables of an evaluation, or the record as JSON."""
+    from fedrbn.evaluation.significance import Comparison
+    from fedrbn.evaluation.tables import attacks_table, checks_table, evaluation_table, significance_table
+
+    if as_json:
+        print_json(record)
+        return
+    page = console()
+    page.print(evaluation_table(record))
+    if len(record["attacks"]) > 1:
+        page.print(attacks_table(record))
+    if "checks" in record:
+        page.print(checks_table(record))
+    if against is not None:
+        page.print(significance_table([Comparison(**c) for c in record["against"]], str(against)))

@@ -1,0 +1,105 @@
+"""fedrbn export: one client's network as a file for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fedrbn.cli.output import console, echo, print_json
+
+if TYPE_CHECKING:
+    from fedrbn.models.export import Exported
+    from fedrbn.models.onboarding import Newcomer, Score
+    from fedrbn.runs.load import Trained
+
+
+Folding = Annotated[bool, typer.Option("--fold/--no-fold", help="Fold batch norm into the layers before it.")]
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="A directory made by fedrbn run.")],
+    client: Annotated[str, typer.Option(help="Whose network, for example pen-1.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file: .safetensors, .onnx or .pt2.")],
+    branch: Annotated[
+        Literal["auto", "clean", "noised"], typer.Option(help="BN_c, BN_a, or the one the client predicts with.")
+    ] = "auto",
+    fold: Folding = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the card and the comparison as JSON.")] = False,
+) -> None:
+    """Write a client's network as one file, batch norm folded, normalisation inside; checked before it is written."""
+    from fedrbn.models.export import export_client
+    from fedrbn.types import Branch
+
+    chosen = None if branch == "auto" else Branch(branch)
+    show_export(export_client(directory, client, out, chosen, folding=fold), as_json)
+
+
+def export_newcomer(trained: Trained, newcomer: Newcomer, scores: list[Score], domain: str, out: Path) -> Exported:
+    """Write the newcomer's network with what was measured."""
+    from fedrbn.models.export import describe, export_network
+    from fedrbn.nets.dual_bn import plain
+
+    measured = {"sa": scores[0].sa, "ra": scores[0].ra} if scores else {}
+    card = describe(trained, newcomer.branch, client="newcomer", domain=domain, **measured)
+    return export_network(plain(newcomer.net, newcomer.branch), card, out)
+
+
+def newcomer_values(newcomer: Newcomer, scores: list[Score], domain: str) -> dict[str, Any]:
+    """The outcome of onboarding as JSON values."""
+    return {
+        "domain": domain,
+        "images": newcomer.images,
+        "branch": newcomer.branch.value,
+        "donors": newcomer.donors,
+        "scores": {score.name: {"branch": score.branch.value, "sa": score.sa, "ra": score.ra} for score in scores},
+    }
+
+
+def show_newcomer(newcomer: Newcomer, scores: list[Score], domain: str) -> None:
+    """Where the newcomer's batch norm comes from, and a table of its accuracy next to others'."""
+    from rich.table import Table
+
+    from fedrbn.evaluation.tables import BRANCH, percent
+
+    echo(f"BN_c measured on {newcomer.images} images of {domain}")
+    for donor, weight in sorted(newcomer.donors.items(), key=lambda item: -item[1])[:3]:
+        echo(f"BN_a from {donor} with weight {weight:.3f}")
+    if not scores:
+        return
+    table = Table(title=f"On the test images of {domain}, in %")
+    for column in ("network", "predicts with", "SA", "RA"):
+        table.add_column(column, justify="right" if column in ("SA", "RA") else "left")
+    for score in scores:
+        table.add_row(score.name, BRANCH[score.branch.value], percent(score.sa), percent(score.ra))
+    console().print(table)
+
+
+def show_export(exported: Exported, as_json: bool) -> None:
+    """The card, the agreement, and size and latency before and after."""
+    card = exported.card
+    if as_json:
+        print_json(
+            {
+                "path": str(exported.path),
+                "card": card.model_dump(mode="json"),
+                "deviation": exported.deviation,
+                "kept": exported.kept,
+                "bytes": [exported.bytes_before, exported.bytes_after],
+                "milliseconds": [exported.milliseconds_before, exported.milliseconds_after],
+            }
+        )
+        return
+    accuracy = "not measured" if card.sa is None or card.ra is None else f"SA {card.sa:.1%}, RA {card.ra:.1%}"
+    eps = f" under {card.attack['name']} at ε = {card.attack['eps'] * 255:g}/255" if card.attack.get("eps") else ""
+    before, after = exported.bytes_before / 1e6, exported.bytes_after / 1e6
+    slow, fast = exported.milliseconds_before, exported.milliseconds_after
+    echo(f"wrote {exported.path}: {card.method}, client {card.client}, branch {card.branch}")
+    echo(f"measured before export: {accuracy}{eps * (card.ra is not None)}")
+    echo(f"batch norm folded: {card.folded}, kept: {len(exported.kept)}")
+    for name, reason in list(exported.kept.items())[:3]:
+        echo(f"  kept {name}: {reason}")
+    echo(f"logits agree to {exported.deviation:.1e}")
+    echo(f"size     {before:.2f} MB -> {after:.2f} MB")
+    echo(f"latency  {slow:.2f} ms -> {fast:.2f} ms (one image, one thread)")

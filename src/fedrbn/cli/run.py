@@ -1,0 +1,125 @@
+"""The commands that train: run one method, compare several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fedrbn.cli.output import listed, show, watching
+
+if TYPE_CHECKING:
+    from fedrbn.runs.tracking import TensorBoard
+
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file of settings; what it leaves out has defaults.")]
+
+DataName = Annotated[
+    str | None,
+    typer.Option(
+        "--data", help="digits-mini, digits, office-caltech10, domainnet, a folder, or package.module:object."
+    ),
+]
+
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds (train.rounds).")]
+
+Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes; 1 trains in this process.")]
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Any setting as section.key=value; repeat for several.")
+]
+
+Track = Annotated[
+    Literal["tensorboard"] | None,
+    typer.Option("--track", help="Also log every round for TensorBoard, in the run's folder tensorboard."),
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of a table.")]
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def run(
+    config_file: ConfigFile = None,
+    method: Annotated[
+        str | None, typer.Option(help="fedrbn, fatavg, fatprox, fatbn, fatavg+dbn, or package.module:object.")
+    ] = None,
+    data: DataName = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(help="Decides all randomness.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory (default: runs/METHOD-KEY).")] = None,
+    workers: Workers = None,
+    settings: Settings = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue an interrupted run in this directory.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in the directory.")] = False,
+    track: Track = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one method on one federation, choose the best round on validation data, evaluate every client."""
+    from fedrbn import config
+    from fedrbn.config import ConfigError
+    from fedrbn.federated.options import resolved
+    from fedrbn.runs import train
+
+    if resume is not None:
+        others = [config_file, method, data, rounds, seed, out, settings]
+        if any(value is not None for value in others) or force:
+            raise ConfigError(
+                "got --resume with other settings; expected --resume DIR alone (with --workers and --track at most): a "
+                "resumed run keeps the settings it was started with."
+            )
+        with watching(str(resume), quiet, *trackers(track, resume)) as watcher:
+            show(train.resume(resume, workers=workers, watcher=watcher), resume, as_json)
+        return
+    named = {"method.name": method, "data.name": data, "train.rounds": rounds, "run.seed": seed, "run.workers": workers}
+    fixed = read_settings(settings)
+    swept = next((f"{section}.{key}" for section, key, values in fixed if len(values) > 1), None)
+    if swept is not None:
+        raise ConfigError(f"got several values for {swept}; expected one. To sweep over them use fedrbn compare.")
+    values = config.with_settings(
+        config.read(config_file) if config_file else {},
+        [*((section, key, chosen[0]) for section, key, chosen in fixed), *given(named)],
+    )
+    experiment = resolved(config.make(values))
+    directory = out or Path(experiment.run.out or f"runs/{as_folder(experiment.method.name)}-{experiment.key()}")
+    with watching(experiment.method.name, quiet, *trackers(track, directory)) as watcher:
+        record = train.run(experiment, directory, force=force, watcher=watcher)
+    show(record, directory, as_json)
+
+
+def trackers(track: Literal["tensorboard"] | None, directory: Path) -> list[TensorBoard]:
+    """The watchers that --track asks for, for the run in this directory."""
+    if track is None:
+        return []
+    from fedrbn.runs.tracking import TensorBoard
+
+    return [TensorBoard(directory / track)]
+
+
+def given(named: dict[str, Any]) -> list[tuple[str, str, Any]]:
+    """The options that were given, as (section, key, value)."""
+    return [(*name.split("."), value) for name, value in named.items() if value is not None]
+
+
+def read_settings(texts: list[str] | None) -> list[tuple[str, str, list[Any]]]:
+    """Every --set as (section, key, values)."""
+    from fedrbn.config import parse_setting
+
+    return [parse_setting(text) for text in texts or []]
+
+
+def seed_numbers(text: str) -> list[int]:
+    """The seeds of a comma list."""
+    from fedrbn.config import ConfigError
+
+    try:
+        return [int(part) for part in listed(text)]
+    except ValueError:
+        raise ConfigError(f"got --seeds {text!r}; expected whole numbers separated by commas, such as 1,2,3") from None
+
+
+def as_folder(name: str) -> str:
+    """A method's name as part of a folder's name."""
+    return name.replace(":", ".").replace("/", ".")

@@ -1,0 +1,91 @@
+"""fedrbn watch: follow a run that was started elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedrbn.cli.output import console, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedrbn.runs.watch import Sight
+
+
+def watch(
+    directory: Annotated[Path, typer.Argument(help="A directory made by fedrbn run.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Follow a run that another process trains, by the files it writes, until it ends.
+
+    A finished run shows its evaluation. Exit code 1 if the run is not finished and nobody is training it.
+    """
+    from fedrbn.evaluation.tables import evaluation_table
+    from fedrbn.runs.directory import RunDirectory
+    from fedrbn.runs.records import evaluations
+    from fedrbn.runs.watch import Phase
+
+    last = show_until_end(directory, every)
+    if last.phase is Phase.FINISHED:
+        console().print(evaluation_table(evaluations(RunDirectory.open(directory))[0]))
+        return
+    reason = f" ({last.cause})" if last.cause else ""
+    say(
+        f"{directory} is not alive{reason}: {last.story.finished} of {last.story.rounds} rounds are finished and no "
+        f"process is writing it. Continue it: fedrbn run --resume {directory}"
+    )
+    raise typer.Exit(1)
+
+
+def show_until_end(directory: Path, every: float) -> Sight:
+    """Show the run as it goes on: a live panel on a terminal, else a line for each round. Returns its end."""
+    from fedrbn.runs.watch import follow
+
+    screen = console(err=True)
+    title = directory.resolve().name
+    with live_panel(screen, title) if screen.is_terminal else nullcontext(Lines(screen, title)) as show:
+        for sight in follow(directory, every):
+            show(sight)
+    return sight
+
+
+@contextmanager
+def live_panel(screen: Console, title: str) -> Iterator[Callable[[Sight], None]]:
+    """A panel that each sight replaces, and that is gone at the end."""
+    from rich.live import Live
+
+    from fedrbn.runs.display import panel
+
+    with Live(console=screen, transient=True) as live:
+        yield lambda sight: live.update(panel(sight.story, title, sight.phase.value, counted(sight)))
+
+
+class Lines:
+    """A line for each round that is new since the last sight."""
+
+    def __init__(self, screen: Console, title: str) -> None:
+        self.screen = screen
+        self.title = title
+        self.printed = 0
+
+    def __call__(self, sight: Sight) -> None:
+        """Print what is new."""
+        from fedrbn.runs.display import plain_line
+
+        for number in range(self.printed + 1, len(sight.story.chapters) + 1):
+            line = plain_line(sight.story.until(number), self.title)
+            self.screen.print(line, highlight=False, markup=False)
+        self.printed = len(sight.story.chapters)
+
+
+def counted(sight: Sight) -> str:
+    """Who took part in the newest round."""
+    if not sight.story.chapters:
+        return ""
+    newest = sight.story.chapters[-1]
+    return f"AT {newest.at}  ST {newest.st}  failed {newest.failed} in round {newest.round}"

@@ -1,0 +1,55 @@
+"""The settings of an experiment: their schema, reading and writing them, and errors that say what to do."""
+
+from fedrbn.config.experiment import (
+    DATA_DEFAULTS,
+    Experiment,
+    from_toml,
+    make,
+    parse_setting,
+    read,
+    reference,
+    with_settings,
+)
+from fedrbn.config.schema import (
+    AttackConfig,
+    AtUsers,
+    DataConfig,
+    Dirichlet,
+    FaultsConfig,
+    FederationConfig,
+    FirstDomains,
+    MaliceConfig,
+    MethodConfig,
+    ModelConfig,
+    Partition,
+    PrivacyConfig,
+    RunConfig,
+    TrainConfig,
+)
+from fedrbn.config.text import ConfigError
+
+__all__ = [
+    "DATA_DEFAULTS",
+    "AtUsers",
+    "AttackConfig",
+    "ConfigError",
+    "DataConfig",
+    "Dirichlet",
+    "Experiment",
+    "FaultsConfig",
+    "FederationConfig",
+    "FirstDomains",
+    "MaliceConfig",
+    "MethodConfig",
+    "ModelConfig",
+    "Partition",
+    "PrivacyConfig",
+    "RunConfig",
+    "TrainConfig",
+    "from_toml",
+    "make",
+    "parse_setting",
+    "read",
+    "reference",
+    "with_settings",
+]

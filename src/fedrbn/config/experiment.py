@@ -1,0 +1,205 @@
+"""An experiment as one frozen value: validated when it is made, read from TOML, written back to TOML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedrbn.config.schema import (
+    AttackConfig,
+    DataConfig,
+    FaultsConfig,
+    FederationConfig,
+    MaliceConfig,
+    MethodConfig,
+    ModelConfig,
+    PrivacyConfig,
+    RunConfig,
+    Section,
+    TrainConfig,
+)
+from fedrbn.config.text import ConfigError, parse_toml, require_known, shortened, toml_value, unknown_name
+
+
+class Experiment(Section):
+    """Everything that decides a run."""
+
+    data: DataConfig = DataConfig()
+    federation: FederationConfig = FederationConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    attack: AttackConfig = AttackConfig()
+    method: MethodConfig = MethodConfig()
+    faults: FaultsConfig = FaultsConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    malice: MaliceConfig = MaliceConfig()
+    run: RunConfig = RunConfig()
+
+    def key(self) -> str:
+        """Twelve hex digits that name this experiment's numbers: equal keys, equal results."""
+        return hashlib.sha256(json.dumps(self.deciding(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def deciding(self) -> dict[str, dict[str, Any]]:
+        """The settings that decide the numbers; `from_values` makes an experiment of the same key from them."""
+        # Settings that are left open do not count, so that a new one does not rename the runs that were made before it.
+        content = self.model_dump(mode="json", exclude={"run": {"workers", "out"}}, exclude_none=True)
+        content |= {"faults": self.faults.model_dump(mode="json", exclude_defaults=True)}
+        return {section: values for section, values in content.items() if values}
+
+    def differences(self, other: Experiment) -> list[tuple[str, Any, Any]]:
+        """The settings that decide the numbers and differ: (section.key, here, there), None where one is left open."""
+        ours, theirs = self.deciding(), other.deciding()
+        names = [
+            (section, key)
+            for section in type(self).model_fields
+            for key in sorted({*ours.get(section, {}), *theirs.get(section, {})})
+        ]
+        pairs = [(f"{s}.{k}", ours.get(s, {}).get(k), theirs.get(s, {}).get(k)) for s, k in names]
+        return [(name, here, there) for name, here, there in pairs if here != there]
+
+    def run_name(self) -> str:
+        """What its run directory is called where nobody says otherwise."""
+        return f"{self.method.name.replace(':', '.')}-{self.key()}"
+
+    def to_toml(self) -> str:
+        """The resolved experiment as TOML that `from_toml` reads back to an equal value."""
+        import tomli_w  # noqa: PLC0415  (only writers need it)
+
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+DATA_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "digits-mini": {
+        "federation": {"users_per_domain": 5, "fraction": 1.0, "validation": 0.25},
+        "model": {"width": 0.25},
+        "train": {"rounds": 40, "validate_every": 5},
+    },
+    "office-caltech10": {
+        "federation": {"users_per_domain": 2, "fraction": 1.0, "validation": 0.6, "at": ("amazon",)},
+        "model": {"name": "alexnet"},
+        "method": {"clip": 10.0},
+    },
+    "domainnet": {
+        "federation": {"users_per_domain": 5, "fraction": 1.0, "validation": 0.6},
+        "model": {"name": "alexnet"},
+        "method": {"clip": 10.0},
+    },
+}
+"""What differs from the paper's Digits setting for a data set, unless the user says otherwise.
+
+Options of the method are FedRBN's: other methods do not have them, and start from their own values.
+"""
+
+
+def make(values: Mapping[str, Any]) -> Experiment:
+    """An experiment from nested settings; what is not given comes from its data set's defaults, then the paper's."""
+    defaults = DATA_DEFAULTS.get(_given_name(values, "data", DataConfig().name), {})
+    if _given_name(values, "method", MethodConfig().name) != MethodConfig().name:
+        defaults = {section: settings for section, settings in defaults.items() if section != "method"}
+    return _validated(_merged(defaults, values))
+
+
+def _given_name(values: Mapping[str, Any], section: str, default: str) -> str:
+    """The `name` in a section that is not validated yet; what is not even text is left for validation to refuse."""
+    given = values.get(section, {})
+    name = given.get("name", default) if isinstance(given, Mapping) else ""
+    return name if isinstance(name, str) else ""
+
+
+def from_toml(text: str) -> Experiment:
+    """The experiment that `Experiment.to_toml` wrote: nothing is filled in from a data set's defaults."""
+    return _validated(parse_toml(text))
+
+
+def from_values(values: Mapping[str, Any]) -> Experiment:
+    """The experiment that `Experiment.deciding` described: nothing is filled in from a data set's defaults."""
+    return _validated(values)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file, not yet validated, for `make`."""
+    try:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"got config file {path}, which cannot be read ({error}); expected a TOML file.") from None
+
+
+def parse_setting(text: str) -> tuple[str, str, list[Any]]:
+    """`section.key=value` as (section, key, values); a bare comma list such as 0,0.5,1 gives several values."""
+    name, equals, value = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and key):
+        raise ConfigError(f"got setting {text!r}; expected section.key=value, for example method.lam=0.5")
+    require_known(section, Experiment.model_fields, "section")
+    whole = toml_value(value)
+    if not isinstance(whole, str) or "," not in value or value.strip().startswith(('"', "'")):
+        return section, key, [whole]
+    return section, key, [toml_value(part) for part in value.split(",")]
+
+
+def with_settings(values: Mapping[str, Any], settings: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+    """`values` with (section, key, value) settings on top."""
+    merged = dict(values)
+    for section, key, value in settings:
+        merged = _merged(merged, {section: {key: value}})
+    return merged
+
+
+def _merged(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two levels of settings, section by section; `above` wins. What should be a table but is not stays as it is."""
+    result: dict[str, Any] = dict(base)
+    for section, values in above.items():
+        own = result.get(section, {})
+        if isinstance(own, Mapping):
+            result[section] = {**own, **values} if isinstance(values, Mapping) else values
+    return result
+
+
+def _validated(values: Mapping[str, Any]) -> Experiment:
+    try:
+        return Experiment.model_validate(values)
+    except ValidationError as error:
+        places: dict[tuple[Any, ...], str] = {}
+        for item in error.errors():
+            places.setdefault(item["loc"][:2], _explained(item["loc"][:2], item["msg"], item["input"]))
+        raise ConfigError("\n".join(places.values())) from None
+
+
+def _explained(place: tuple[Any, ...], message: str, got: object) -> str:
+    """One error in our words: got, expected, and the nearest right name for a misspelt one."""
+    if not place:  # a name that is not even text
+        return f"got {shortened(got)}; expected sections such as [data] with key = value lines."
+    section, key = str(place[0]), str(place[1]) if len(place) > 1 else None
+    detail = message.removeprefix("Value error, ")
+    fields = Experiment.model_fields
+    if section not in fields:
+        return unknown_name(section, fields, "section")
+    if key is None and detail != message:  # our own words: what one key of it stands for
+        return f"[{section}]: {detail}"
+    if key is None:
+        return (
+            f"[{section}]: got {shortened(got)}; expected a table of settings: [{section}] and key = value lines below."
+        )
+    keys = fields[section].annotation.model_fields  # type: ignore[union-attr]
+    if key not in keys:
+        return unknown_name(key, keys, f"key of [{section}]")
+    described = (keys[key].description or "").replace("\n", " ").strip()
+    meaning = f" Meaning: {described}" * bool(described)
+    return f"{section}.{key}: got {shortened(got)}; expected otherwise: {detail}.{meaning}"
+
+
+def reference() -> list[tuple[str, str, str, str]]:
+    """Every setting as (section, key, default as TOML would write it, meaning); "–" where there is no default."""
+    rows = []
+    defaults = Experiment().model_dump(mode="json")
+    for section, field in Experiment.model_fields.items():
+        for key, setting in field.annotation.model_fields.items():  # type: ignore[union-attr]
+            value = defaults[section][key]
+            shown = "–" if value is None else json.dumps(value)
+            rows.append((section, key, shown, " ".join((setting.description or "").split())))
+    return rows

@@ -1,0 +1,54 @@
+"""Settings as text: TOML, `section.key=value`, and the wording of errors in them."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message says which, what was expected, and the nearest right name."""
+
+
+_MOST_SHOWN = 200
+"""Characters of a wrong value in a message."""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # tomllib lets some numbers and nesting fail in their own way
+        raise ConfigError(
+            f"got text that is not TOML ({error}); expected sections such as [data] with key = value lines. "
+            "Strings need quotes."
+        ) from None
+
+
+def toml_value(text: str) -> Any:
+    """A TOML value if the text is one, else the text itself, so that names need no quotes on the command line."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
+def shortened(value: object) -> str:
+    """A value as a message shows it: not a page of it, and not a number with more digits than Python would write."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a value of type {type(value).__name__} that is too large to show"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+def unknown_name(name: str, known: Iterable[str], what: str) -> str:
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    remedy = f"did you mean {nearest[0]!r}?" if nearest else f"choose from {', '.join(sorted(known))}."
+    return f"got {shortened(name)}; expected a {what}: {remedy}"
+
+
+def require_known(name: str, known: Iterable[str], what: str) -> None:
+    if name not in known:
+        raise ConfigError(unknown_name(name, known, what))

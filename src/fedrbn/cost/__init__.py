@@ -1,0 +1,1 @@
+"""What an experiment costs: multiply-accumulates, bytes and time."""

@@ -1,0 +1,290 @@
+"""What an experiment costs: multiply-accumulates (MACs) per epoch in two counts, and bytes on the network.
+
+    cost_of(assembly)["macs_per_epoch"]     # {"paper": 2943630704640, "actual": 2257778503680}
+    cost(experiment, scale="paper")         # the same from declared sizes: no image is opened
+
+`paper` is the convention behind the paper's column T. An image costs, in forward passes of which a backward is worth
+two: ST 3, PNC 6, PNC with λ = 1 4, AT with n steps (n + 1)·3; every user's images are rounded up to whole batches; a
+forward pass is what convolutions and linear layers multiply, plus two for every number that batch norm puts out.
+`actual` is what our code executes while a client of each role trains, by the formulas of PyTorch's flop counter.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from fedrbn.config import ConfigError, Experiment
+from fedrbn.cost.units import Duty, units
+from fedrbn.data.declared import PAPER, Scale, declared
+from fedrbn.data.samples import Client, Samples
+from fedrbn.federated.aggregation.layout import Layout
+from fedrbn.federated.assemble import Assembly, Course, assemble
+from fedrbn.federated.client import steps_per_epoch
+from fedrbn.federated.executors.serial import Site, serial
+from fedrbn.federated.objectives import Fractional, OneStep, Standard
+from fedrbn.federated.protocol import Failure, Round, Train
+from fedrbn.federated.server import Phase, Plan
+from fedrbn.federated.training.affine import AffineTraining
+from fedrbn.federated.training.free import Free
+from fedrbn.federated.uploads.collection import FederationError
+from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
+from fedrbn.nets.state import tensors
+from fedrbn.randomness import generator
+from fedrbn.types import Branch, Member, Role, Stats
+
+_BATCH = 2
+"""Images in a batch of the trial: the fewest that batch norm can train on. Operations are proportional to images."""
+_BATCHES = 2
+"""Batches in the trial: methods that adapt on one batch and train on another need two."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of tensors that travel, without what the network protocol adds."""
+
+    down: int
+    up: int
+
+
+def cost(experiment: Experiment, scale: Scale | None = None) -> dict[str, Any]:
+    """The cost of an experiment, see `cost_of`; `scale` takes the paper's sizes in place of those of our files."""
+    return cost_of(without_images(experiment, scale))
+
+
+def without_images(experiment: Experiment, scale: Scale | None = None) -> Assembly:
+    """An experiment assembled from the declared sizes of its data; images are opened only where none are declared."""
+    data = declared(experiment.data, scale)
+    if data is None and scale is not None:
+        raise ConfigError(
+            f"got scale {scale!r} with data {experiment.data.name!r}; expected {' or '.join(PAPER)}, for which the "
+            "paper's sizes are known. Leave the scale out."
+        )
+    run = experiment.run.model_copy(update={"device": "cpu", "workers": 1})
+    return assemble(experiment.model_copy(update={"run": run}), data=data)
+
+
+def cost_of(course: Course) -> dict[str, Any]:
+    """What a run costs, as JSON values: MACs of an epoch of all users, of all rounds, of an image; bytes that travel.
+
+    ST users count as calibrating, if the method does: so they do in every round but the first few. Where clients are
+    sampled or take turns (fine-tuning), a round is the mean of all rounds.
+    """
+    plan = course.plan
+    paper, actual = paper_macs(course), actual_macs(course)
+    client = {role: traffic(course.net, plan.names, role) for role in roles(plan)}
+    turns = {member: _turns(plan, member) for member in plan.members}
+    return {
+        "macs_per_epoch": per_epoch(plan, paper, actual),
+        "macs_total": _total(plan, paper, actual),
+        "macs_per_image": {role.value: {"paper": paper[role], "actual": actual[role]} for role in roles(plan)},
+        "bytes": {
+            "client": {role.value: {"down": sent.down, "up": sent.up} for role, sent in client.items()},
+            "round": {
+                "down": round(sum(client[member.role].down * share for member, share in turns.items())),
+                "up": round(sum(client[member.role].up * share for member, share in turns.items())),
+            },
+        },
+    }
+
+
+def per_epoch(plan: Plan, paper: Mapping[Role, int], actual: Mapping[Role, int]) -> dict[str, int]:
+    """Both counts of one epoch of all users, from what an image costs."""
+    return {
+        "paper": sum(paper[member.role] * padded(plan, member) for member in plan.members),
+        "actual": round(sum(actual[member.role] * seen(plan, member) for member in plan.members)),
+    }
+
+
+def _total(plan: Plan, paper: Mapping[Role, int], actual: Mapping[Role, int]) -> dict[str, int]:
+    """Both counts of all rounds."""
+    epochs = [(member, _epochs(plan, phase, member)) for phase in plan.phases for member in plan.members]
+    return {
+        "paper": round(sum(paper[member.role] * padded(plan, member) * count for member, count in epochs)),
+        "actual": round(sum(actual[member.role] * seen(plan, member) * count for member, count in epochs)),
+    }
+
+
+def paper_macs(course: Course) -> dict[Role, int]:
+    """What training on one image costs a client of each role, in the paper's count."""
+    forward = paper_forward_macs(course.net, course.outline.image_shape)
+    return {role: round(forward * paper_units(course, role)) for role in roles(course.plan)}
+
+
+def paper_forward_macs(net: DualNet, image_shape: tuple[int, int, int]) -> int:
+    """One image's forward pass in the paper's count: convolutions, linear layers, and batch norm.
+
+    Batch norm is one multiply-accumulate for (x − μ)/σ and one for w·x + b.
+    """
+    elements = 0
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG001
+        nonlocal elements
+        elements += output.numel()
+
+    layers = [module for module in net.modules() if isinstance(module, DualBatchNorm)]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    counter = Counter()
+    try:
+        with torch.no_grad(), counter:
+            net(torch.zeros(1, *image_shape, device=next(net.parameters()).device), Branch.CLEAN, Stats.FROZEN)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counter.macs + 2 * elements
+
+
+def paper_units(course: Course, role: Role) -> float:
+    """What training on one image costs in forward passes, in the paper's count. Its AT omits the clean pass."""
+    method = course.plan.method
+    standard = units(Duty.ST, 0, None)
+    if role is Role.AT:
+        if isinstance(method.at_training, Free):  # the weights' backward pass also gives the step of the noise
+            return standard * method.at_training.replays
+        if isinstance(method.at_training, AffineTraining):  # every step up counts as one of an attack
+            return units(Duty.AT, method.at_training.steps, None) - standard
+        steps = getattr(course.attack, "steps", course.experiment.attack.steps)
+        adversarial = units(Duty.AT, steps, None) - standard
+        share = method.at.share if isinstance(method.at, Fractional) else 1.0
+        return share * adversarial + (1 - share) * standard
+    if method.calibration is None or method.calibration.lam == 0 or not _calibrates(course.plan):
+        return standard
+    if isinstance(method.calibration, OneStep):  # two passes, each forward and backward, on its share of the batches
+        return standard * (1 + method.calibration.share)
+    return units(Duty.PNC, 0, method.calibration.lam)
+
+
+def actual_macs(course: Course) -> dict[Role, int]:
+    """What training on one image costs a client of each role: all that is executed in a real local update."""
+    net, shape = copy.deepcopy(course.net), course.outline.image_shape
+    return {role: actual_macs_of(net, course.plan, role, shape) for role in roles(course.plan)}
+
+
+def actual_macs_of(net: DualNet, plan: Plan, role: Role, image_shape: tuple[int, int, int]) -> int:
+    """MACs per image of a local update by a client of this role; changes the network's weights."""
+    return round(sum(share * _trial(net, each, role, image_shape) for share, each in _kinds(plan, role)))
+
+
+def _kinds(plan: Plan, role: Role) -> list[tuple[float, Plan]]:
+    """Where batches of two kinds are drawn at random, a plan for each kind and its share: no mean of a few draws."""
+    method = plan.method
+    if role is Role.AT and isinstance(method.at, Fractional):
+        share, one, other = (method.at.share, replace(method, at=method.at.adversarial), replace(method, at=Standard()))
+    elif role is Role.ST and isinstance(method.calibration, OneStep):
+        share = method.calibration.share
+        one, other = (replace(method, calibration=replace(method.calibration, share=always)) for always in (1.0, 0.0))
+    else:
+        return [(1.0, plan)]
+    return [(share, replace(plan, method=one)), (1 - share, replace(plan, method=other))]
+
+
+def _trial(net: DualNet, plan: Plan, role: Role, image_shape: tuple[int, int, int]) -> float:
+    """MACs per image of a client with a handful of random images."""
+    count = _BATCH * _BATCHES
+    images = torch.randint(0, 256, (count, *image_shape), generator=generator(0, "cost"), dtype=torch.uint8)
+    samples = Samples(images, torch.zeros(count, dtype=torch.int64))
+    client = Client("trial", "trial", role, samples, samples, samples)
+    tuning = plan.method.fine_tuning if role is Role.ST else None
+    round_ = Round(
+        number=0,
+        seed=0,
+        method=plan.method,
+        shared={},
+        lr=1e-6,
+        batch_size=_BATCH,
+        local_epochs=1,
+        freeze=tuning.freeze if tuning else 0,
+    )
+    job = Train(client.id, role, personal={}, calibrate=role is Role.ST and _calibrates(plan))
+    counter = Counter()
+    with counter:
+        (result,) = serial(Site({client.id: client}, net))(round_, [job])
+    if isinstance(result, Failure):
+        raise FederationError(f"got a client that cannot train, so its cost cannot be counted: {result.cause}")
+    return counter.macs / count
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the MACs of every operation executed within its block, by the formulas of PyTorch's flop counter.
+
+    `FlopCounterMode` itself also keeps track of modules, which fails when an attack asks for the gradient at the input
+    only.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.macs: int = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Execute one operation; convolutions and products of matrices are counted, forward and backward."""
+        named = dict(kwargs or {})
+        result = func(*args, **named)
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.macs += formula(*args, **named, out_val=result) // 2  # a multiply-accumulate is two operations
+        return result
+
+
+def traffic(net: DualNet, names: Layout, role: Role) -> Traffic:
+    """What a client of this role receives and sends in a round: θ and its own tensors; ST users do not send BN_a."""
+    size = {name: tensor.nbytes for name, tensor in tensors(net).items()}
+    kept = names.noised if role is Role.ST else frozenset[str]()
+    return Traffic(down=sum(size.values()), up=sum(count for name, count in size.items() if name not in kept))
+
+
+def padded(plan: Plan, member: Member) -> int:
+    """A user's images per epoch as the paper counts them: whole batches."""
+    size, fixed = plan.train.batch_size, plan.steps()
+    return math.ceil(member.samples / size) * size if fixed is None else fixed * size // plan.train.local_epochs
+
+
+def seen(plan: Plan, member: Member) -> float:
+    """The images that a user really trains on in an epoch."""
+    fixed = plan.steps()
+    if fixed is None:
+        return member.samples
+    passes, rest = divmod(fixed, steps_per_epoch(member.samples, plan.train.batch_size))
+    images = passes * member.samples + min(rest * plan.train.batch_size, member.samples)
+    return images / plan.train.local_epochs
+
+
+def _epochs(plan: Plan, phase: Phase, member: Member) -> float:
+    """Epochs of a member in a phase, in the mean over who is sampled."""
+    if phase.iterations is None:
+        count: float = phase.rounds * plan.train.local_epochs
+    else:
+        fixed = plan.steps()
+        usual = steps_per_epoch(member.samples, plan.train.batch_size)
+        count = phase.iterations / (usual if fixed is None else fixed / plan.train.local_epochs)
+    return count * _chance(plan, phase, member)
+
+
+def _turns(plan: Plan, member: Member) -> float:
+    """The share of all rounds in which a member takes part."""
+    return sum(phase.rounds * _chance(plan, phase, member) for phase in plan.phases) / plan.rounds
+
+
+def _chance(plan: Plan, phase: Phase, member: Member) -> float:
+    """How likely a member is to take part in a round of a phase."""
+    candidates = sum(other.role in phase.roles for other in plan.members)
+    return min(1.0, (plan.participants or candidates) / candidates) if member.role in phase.roles else 0.0
+
+
+def roles(plan: Plan) -> list[Role]:
+    """The roles that occur."""
+    return [role for role in Role if any(member.role is role for member in plan.members)]
+
+
+def _calibrates(plan: Plan) -> bool:
+    """Whether ST users calibrate: the method has it, and there is somebody to receive BN_a from."""
+    return plan.method.calibration is not None and Role.AT in roles(plan)

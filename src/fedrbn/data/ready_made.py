@@ -1,0 +1,168 @@
+"""Federations from partitions in the style of Hugging Face datasets and flwr-datasets.
+
+    from flwr_datasets import FederatedDataset
+    fleet = FederatedDataset(dataset="mnist", partitioners={"train": 10})
+    def make(image_size):
+        return from_partitions([fleet.load_partition(i) for i in range(10)], image_size=image_size)
+
+A partition is anything with a length whose items are mappings with an image and a label; neither package is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from fedrbn.data.federation import at_users
+from fedrbn.data.imaging import to_channels_first
+from fedrbn.data.partition import held_out
+from fedrbn.data.samples import Client, Federation, Samples
+from fedrbn.data.train_test import stratified
+from fedrbn.randomness import derive
+from fedrbn.types import Role
+
+
+class Partition(Protocol):
+    """One client's data: items such as {"image": …, "label": 3}.
+
+    An image is a Pillow image, an array of uint8 [height, width] or [height, width, channels], or a tensor of uint8
+    [channels, height, width].
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+def from_partitions(
+    partitions: Sequence[Partition],
+    *,
+    test: Sequence[Partition] | None = None,
+    test_share: float = 0.2,
+    validation: float = 0.25,
+    domains: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    at: float | tuple[str, ...] = 0.2,
+    image_size: int | None = None,
+    image: str = "image",
+    label: str = "label",
+    augment: bool = False,
+    seed: int = 1,
+) -> Federation:
+    """A federation with one client for each partition, called `<domain>-0`, `<domain>-1`, …
+
+    Args:
+        partitions: The clients' data.
+        test: Each client's test data; None holds out `test_share` of every class of its partition.
+        test_share: See `test`.
+        validation: Part of the training data that is held out for model selection.
+        domains: Each client's domain; None puts all in one, called `all`.
+        classes: Their names; None takes those of the label's feature, or numbers.
+        at: Who trains adversarially: a ratio of each domain's clients, or names of domains or clients.
+        image_size: Images are squeezed to this side; None keeps their size, which must be the same for all.
+        image: The key of the image in an item.
+        label: The key of the label in an item.
+        augment: Whether training images are flipped and rotated at random.
+        seed: Decides what is held out.
+    """
+    _check(len(partitions), None if test is None else len(test), test_share=test_share, validation=validation)
+    names = _named(len(partitions), domains)
+    members: dict[str, list[str]] = {}
+    for user, domain in names.items():
+        members.setdefault(domain, []).append(user)
+    adversarial = at_users(members, at)
+    clients = []
+    for row, (user, domain) in enumerate(names.items()):
+        train = _samples(partitions[row], f"partition {row}", image_size, image, label)
+        if test is None:
+            train, held = _split(train, test_share, seed, user)
+        else:
+            held = _samples(test[row], f"test partition {row}", image_size, image, label)
+        order = torch.from_numpy(np.random.default_rng(derive(seed, "validation", user)).permutation(len(train)))
+        cut = held_out(len(train), validation)
+        role = Role.AT if user in adversarial else Role.ST
+        clients.append(Client(user, domain, role, train.take(order[cut:]), train.take(order[:cut]), held, augment))
+    return Federation(
+        clients=tuple(clients),
+        domains=tuple(members),
+        labels={domain: domain for domain in members},
+        classes=_class_names(partitions[0], label, clients) if classes is None else tuple(classes),
+        equal_sizes=len({len(client.train) for client in clients}) == 1,
+    )
+
+
+def _check(count: int, tests: int | None, **shares: float) -> None:
+    if tests is not None and tests != count:
+        raise ValueError(f"got {tests} test partitions for {count} partitions; expected one for each, in their order.")
+    for name, share in shares.items():
+        if not 0 <= share < 1:
+            raise ValueError(f"got {name} = {share}; expected at least 0 and less than 1, such as 0.2.")
+
+
+def _named(count: int, domains: Sequence[str] | None) -> dict[str, str]:
+    """The clients' ids, in order, and their domains."""
+    given = ["all"] * count if domains is None else list(domains)
+    if not count or len(given) != count:
+        raise ValueError(
+            f"got {count} partitions and {len(given)} domains; expected at least one partition, and a domain for each."
+        )
+    return {f"{domain}-{given[:row].count(domain)}": domain for row, domain in enumerate(given)}
+
+
+def _samples(partition: Partition, where: str, size: int | None, image: str, label: str) -> Samples:
+    if not len(partition):
+        raise ValueError(f"got no items in {where}; expected at least one. Leave it out.")
+    pixels, labels = [], []
+    for row in range(len(partition)):
+        item = partition[row]
+        for key in (image, label):
+            if key not in item:
+                raise ValueError(
+                    f"got an item with {', '.join(map(str, item))} in {where}; expected {key!r}. Say which to use: "
+                    'from_partitions(…, image="img", label="fine_label").'
+                )
+        pixels.append(_pixels(item[image], f"item {row} of {where}", size))
+        if pixels[-1].shape != pixels[0].shape:
+            raise ValueError(
+                f"got an image of {pixels[-1].shape[1]} x {pixels[-1].shape[0]} pixels as item {row} of {where}; "
+                f"expected {pixels[0].shape[1]} x {pixels[0].shape[0]}, as the first. Give an image_size."
+            )
+        labels.append(int(item[label]))
+    return Samples(to_channels_first(np.stack(pixels)), torch.tensor(labels))
+
+
+def _pixels(image: object, where: str, size: int | None) -> NDArray[np.uint8]:
+    """Any of the accepted kinds of image as RGB [height, width, 3]."""
+    if isinstance(image, Tensor):
+        image = image.movedim(0, -1).numpy(force=True) if image.ndim == 3 else image.numpy(force=True)
+    if not isinstance(image, Image.Image):
+        array = np.asarray(image)
+        grey_or_colour = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))
+        if array.dtype != np.uint8 or not grey_or_colour or 0 in array.shape:
+            raise ValueError(
+                f"got an image of {array.dtype} and shape {array.shape} as {where}; expected a Pillow image, or uint8 "
+                "pixels [height, width] or [height, width, 3] (a tensor: [3, height, width]). Scale floats by 255."
+            )
+        image = Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+    colour = image.convert("RGB")
+    return np.asarray(colour if size is None else colour.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def _split(samples: Samples, share: float, seed: int, user: str) -> tuple[Samples, Samples]:
+    train, test = stratified(samples.labels.numpy(), share, derive(seed, "test", user))
+    return samples.take(torch.from_numpy(train)), samples.take(torch.from_numpy(test))
+
+
+def _class_names(first: Partition, label: str, clients: list[Client]) -> tuple[str, ...]:
+    """Those of a Hugging Face `ClassLabel`, or as many numbers as the labels need."""
+    feature = (getattr(first, "features", None) or {}).get(label)
+    if names := getattr(feature, "names", None):
+        return tuple(map(str, names))
+    labels = torch.cat([part.labels for client in clients for part in (client.train, client.validation, client.test)])
+    return tuple(map(str, range(int(labels.max()) + 1)))

@@ -1,0 +1,190 @@
+"""Image files in memory: any folder `root/<domain>/<class>/*.jpg|jpeg|png`.
+
+A domain that holds exactly the folders `train` and `test`, each with class folders, is split as given; any other is
+split 80/20 within each class, always the same way.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from fedrbn.data.imaging import to_channels_first
+from fedrbn.data.memory_limit import empty_images
+from fedrbn.data.samples import DataSet, Domain, Samples
+from fedrbn.data.train_test import stratified
+from fedrbn.hardware import cores
+
+SIZE = 256
+MOST_PIXELS = 50_000_000
+"""Larger images are refused before they are decoded: a small file can unpack to gigabytes."""
+_MOST_THREADS = 8
+"""Each may hold one of the largest images: 150 MB."""
+TEST_SHARE = 0.2
+SPLIT_SEED = 0
+SUFFIXES = {".jpg", ".jpeg", ".png"}
+_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
+
+
+def image_folder(root: Path, image_size: int | None = None) -> DataSet:
+    """The domains below `root` in alphabetical order, every image squeezed to image_size x image_size (256)."""
+    parts = parts_of(root)
+    classes = _class_names(parts)
+    domains = tuple(_domain(folders, domain.name, classes, image_size or SIZE) for domain, folders in parts.items())
+    return DataSet(root.resolve().name, domains, classes)
+
+
+def decode(source: Path | bytes, name: str, size: int | None) -> NDArray[np.uint8]:
+    """One JPEG or PNG as uint8 RGB [height, width, 3], squeezed to size x size unless that is None; errors name it."""
+    with _only_errors():
+        return _decoded(source, name, size)
+
+
+def decode_all(count: int, read: Callable[[int], tuple[Path | bytes, str]], size: int) -> NDArray[np.uint8]:
+    """So many images [count, size, size, 3]; `read` gives source and name of each, as `decode` takes them.
+
+    As many threads as cores work at once, because Pillow decodes outside Python's lock. Beside the result there is one
+    unpacked image per thread in memory, however many files there are.
+    """
+    images = empty_images(count, size)
+
+    def place(row: int) -> None:
+        images[row] = _decoded(*read(row), size)
+
+    with _only_errors(), ThreadPoolExecutor(min(cores(), _MOST_THREADS)) as pool:
+        for _ in pool.map(place, range(count)):  # the first error, in the order of the files, ends it
+            pass
+    return images
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    """Within this block Pillow's remarks about metadata are not heard. For all threads: filters are the process's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+def _decoded(source: Path | bytes, name: str, size: int | None) -> NDArray[np.uint8]:
+    if isinstance(source, Path) and not is_regular(source):
+        raise ValueError(f"got {name}, which is not a file; expected a JPEG or PNG. Remove or replace it.")
+    try:
+        # Only these two decoders: a file is what its content says, and Pillow knows formats that run programs.
+        file = source if isinstance(source, Path) else io.BytesIO(source)
+        with Image.open(file, formats=("JPEG", "PNG")) as image:
+            _check_header(image, name)
+            colour = image.convert("RGB")
+            square = colour if size is None else colour.resize((size, size), Image.Resampling.BILINEAR)
+    except _Refused:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(name, str(error)) from error
+    except UnidentifiedImageError as error:
+        raise ValueError(f"got {name}, which is no JPEG or PNG; expected an image. Remove or replace it.") from error
+    except Exception as error:  # Pillow's parsers let a broken file fail in many ways: SyntaxError, struct.error, …
+        raise ValueError(
+            f"got {name}, which cannot be decoded ({error}); expected a whole image. Replace it."
+        ) from error
+    return np.array(square)
+
+
+def is_regular(path: Path) -> bool:
+    """Whether there is an ordinary file: a pipe or device would be read for ever, and some names can be of no file."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+class _Refused(ValueError):  # noqa: N818  (to those outside it is a ValueError)
+    """An image that its header alone rules out."""
+
+
+def _check_header(image: Image.Image, name: str) -> None:
+    if image.width * image.height > MOST_PIXELS:
+        raise _too_large(name, f"{image.width} x {image.height} pixels")
+    if image.mode not in _MODES:
+        raise _Refused(f"got {name} with pixels of mode {image.mode}; expected 8 bits per channel. Convert it.")
+
+
+def _too_large(name: str, size: str) -> _Refused:
+    return _Refused(f"got {name}: {size}; expected at most {MOST_PIXELS:,} pixels. Reduce or remove it.")
+
+
+_LAYOUT = "<root>/<domain>/<class>/*.jpg|jpeg|png, or <root>/<domain>/train|test/<class>/*"
+
+
+def subfolders(root: Path) -> list[Path]:
+    """The folders in a folder, by name, without hidden ones."""
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images in a folder, by name, without hidden ones."""
+    return sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    )
+
+
+def parts_of(root: Path) -> dict[Path, tuple[Path, ...]]:
+    """For each domain below `root` the folders that hold its classes: train and test, or the domain's own."""
+    domains = subfolders(root)
+    if not domains:
+        raise ValueError(f"got {root} without folders; expected {_LAYOUT}.")
+    return {
+        domain: (domain / "train", domain / "test")
+        if {path.name for path in subfolders(domain)} == {"train", "test"}
+        else (domain,)
+        for domain in domains
+    }
+
+
+def _class_names(domains: dict[Path, tuple[Path, ...]]) -> tuple[str, ...]:
+    """The class folders, which must be the same everywhere: else a misspelt one would become a class of its own."""
+    names = {parent: {path.name for path in subfolders(parent)} for parts in domains.values() for parent in parts}
+    every = sorted(set().union(*names.values()))
+    for parent, found in names.items():
+        if missing := [name for name in every if name not in found]:
+            raise ValueError(
+                f"got {parent} without class folder {', '.join(missing)}; expected the same classes in every domain: "
+                f"{_LAYOUT}. Check the spelling, or make an empty folder for a class that this domain lacks."
+            )
+    if not every:
+        raise ValueError(f"got {next(iter(domains)).parent} without class folders; expected {_LAYOUT}.")
+    return tuple(every)
+
+
+def _domain(parts: tuple[Path, ...], name: str, classes: tuple[str, ...], size: int) -> Domain:
+    if len(parts) == 1:
+        return split_domain(name, _samples(parts[0], classes, size))
+    train, test = (_samples(part, classes, size) for part in parts)
+    return Domain(name, train, test, name)
+
+
+def _samples(folder: Path, classes: tuple[str, ...], size: int) -> Samples:
+    files = [(path, label) for label, name in enumerate(classes) for path in image_files(folder / name)]
+    if not files:
+        raise ValueError(f"got no images below {folder}; expected {_LAYOUT}.")
+    images = decode_all(len(files), lambda row: (files[row][0], str(files[row][0])), size)
+    return Samples(to_channels_first(images), torch.tensor([label for _, label in files]))
+
+
+def split_domain(name: str, samples: Samples) -> Domain:
+    """A domain whose images come without parts: 80/20 within each class."""
+    train, test = stratified(samples.labels.numpy(), TEST_SHARE, SPLIT_SEED)
+    if not len(test):
+        raise ValueError(
+            f"got one image per class in domain {name!r}; expected at least two of some class, to train and "
+            "to test on. Add images, or give the parts yourself as train/ and test/ folders."
+        )
+    return Domain(name, samples.take(torch.from_numpy(train)), samples.take(torch.from_numpy(test)), name)

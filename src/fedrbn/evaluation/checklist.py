@@ -1,0 +1,293 @@
+"""The check-list: does a printed robust accuracy flatter? Each line judges the very answers that are printed.
+
+An attack that fails looks exactly like a robust network. So every printed attack is compared, image by image, with
+attacks that know nothing of it: a reference by gradients, a black-box search, random noise. And the network is asked
+whether its gradients can be followed (`fedrbn.evaluation.diagnosis`). Nothing is taken for granted: what was not measured is a
+line of its own, neither passed nor failed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from scipy.stats import binom
+from torch import Generator, Tensor
+
+from fedrbn.attacks import PGD, LocalSearch, Logits, LogitsAttack, Margin, Oblivious, Untargeted, epsilon
+from fedrbn.attacks.autoattack import square
+from fedrbn.evaluation.accuracy import Accuracy, Deployment
+from fedrbn.evaluation.diagnosis import Diagnosis
+from fedrbn.federated.protocol import Answers, Question
+
+IMAGES = 256
+"""Images that the check-list looks at, of all clients together; all there are, if there are fewer."""
+
+QUERIES = 1000
+"""Queries of the black-box search for each image. AutoAttack's 5,000 break few more and take five times as long."""
+
+SIGNIFICANCE = 0.001
+"""How often a line may fail on an honest evaluation that is just within its allowance. The number of images that fail
+it is then binomial, and the line fails above this distribution's 99.9 % point: with few images more are put down to
+chance, with many the line comes close to the allowance itself."""
+
+MISSED = 0.05
+"""Allowance: the share of images that withstand an honest attack and not another one. No attack finds everything:
+honest PGD with 7 steps misses up to 5 % of what the reference finds. With 256 images a line fails above 25 (9.8 %); an
+attack that misses 15 % is found in 99 of 100 evaluations."""
+
+IRREGULAR = 0.05
+"""Allowance: the share of images at which an honest network has no gradient, one that predicts badly (next to a kink
+of a ReLU), or logits that jump. With 256 images a line fails above 25 (9.8 %), and so finds gradients that point 25°
+off in 97 of 100 evaluations."""
+
+
+def most(images: int, share: float) -> int:
+    """The largest number of so many images that chance explains if each fails with this probability."""
+    return int(binom.ppf(1 - SIGNIFICANCE, images, share))
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the check-list."""
+
+    name: str
+    passed: bool | None
+    """None if it was not measured."""
+    detail: str
+    """What was measured, or why it was not."""
+    allowed: str = ""
+    """The threshold."""
+    why: str = ""
+    """What it means if the line fails."""
+    column: str = ""
+    """The robust accuracy that the line judges, by its name in the record (`ra`, `ra[aa]` …); empty: all of them."""
+
+
+Attacks: TypeAlias = Mapping[str, LogitsAttack]
+"""The attacks whose robust accuracy is printed, by label."""
+
+
+@dataclass(frozen=True)
+class RandomSigns:
+    """Noise in the place of an attack: every pixel moves by ε, up or down at random."""
+
+    eps: float
+
+    def __call__(self, logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:  # noqa: ARG002
+        """The noised pixels."""
+        signs = torch.randint(0, 2, x.shape, generator=generator).to(x) * 2 - 1
+        return (x + self.eps * signs).clamp(0, 1)
+
+
+def reference(eps: float) -> LogitsAttack:
+    """The attack that no printed one may be much weaker than: 50 steps of ε/4 from a random start, by the DLR loss."""
+    return Margin(PGD(eps=eps, steps=50, step_size=eps / 4))
+
+
+UNBOUNDED = Untargeted(PGD(eps=1.0, steps=20, step_size=0.1, random_start=False))
+"""May turn any image into any other, and so must bring every network down to chance."""
+
+
+def shares(available: Mapping[str, int], total: int = IMAGES) -> dict[str, int]:
+    """How many images of each client to look at: `total` as evenly as can be, or all there are; at least one each."""
+    chosen: dict[str, int] = {}
+    for client, count in sorted(available.items(), key=lambda item: item[1]):
+        even = -(-(total - sum(chosen.values())) // (len(available) - len(chosen)))
+        chosen[client] = min(count, max(1, even))
+    return chosen
+
+
+def radius(attack: LogitsAttack, eps: float) -> float | None:
+    """The ε of the ball that an attack's images must lie in; `eps` is that of the run. None: it has no such ball."""
+    if isinstance(attack, Oblivious | LocalSearch):
+        return None
+    known = epsilon(attack)
+    return eps if known is None else known
+
+
+def questions(deployment: Deployment, attacks: Attacks, eps: float, images: int) -> tuple[Question, ...]:
+    """What the check-list asks a client besides what is printed; `eps` is that of the run's threat model."""
+
+    def accuracy(label: str, attack: LogitsAttack, adaptive: bool = False) -> Accuracy:
+        return Accuracy(deployment, f"check {label}", attack, adaptive, limit=images)
+
+    asked: list[Question] = [Diagnosis(deployment, images), accuracy("unbounded", UNBOUNDED)]
+    for ball in sorted({_judged_at(attack, eps) or 0 for attack in attacks.values()} - {0}):
+        asked += [
+            accuracy(f"reference {_text(ball)}", reference(ball), adaptive=True),
+            accuracy(f"noise {_text(ball)}", RandomSigns(ball)),
+        ]
+        if importlib.util.find_spec("pyautoattack") is not None:
+            asked.append(accuracy(f"search {_text(ball)}", square(eps=ball, queries=QUERIES)))
+    for label, attack in attacks.items():
+        if isinstance(attack, Untargeted) and isinstance(attack.attack, PGD):
+            pgd = attack.attack
+            longer = replace(pgd, steps=5 * pgd.steps)
+            wider = replace(pgd, eps=min(1.0, 2 * pgd.eps), steps=2 * pgd.steps)
+            asked += [
+                accuracy(f"more steps of {label}", Untargeted(longer)),
+                accuracy(f"larger ε of {label}", Untargeted(wider)),
+            ]
+    return tuple(asked)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All clients' answers, to what is printed and to the check-list's questions, and how each client is deployed."""
+
+    answers: Sequence[Answers]
+    deployed: Mapping[str, str]
+
+    def __call__(self, *names: str) -> list[Tensor]:
+        """The answers of these names on the images that all of them were asked about, over all clients."""
+        parts = []
+        for answer in self.answers:
+            found = [answer.correct[self._key(name, answer.client)] for name in names]
+            shortest = min(len(each) for each in found)
+            parts.append([each[:shortest] for each in found])
+        return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+    def has(self, name: str) -> bool:
+        """Whether every client has answered this."""
+        return all(self._key(name, answer.client) in answer.correct for answer in self.answers)
+
+    def _key(self, name: str, client: str) -> str:
+        label = name.removesuffix(" adaptive")
+        return f"{label}@{self.deployed[client]}{name.removeprefix(label)}"
+
+
+def judge(
+    evidence: Evidence, attacks: Mapping[str, tuple[str, LogitsAttack]], eps: float, classes: int, needed: int
+) -> list[Check]:
+    """The check-list; `attacks` gives for each printed column its attack's label and the attack.
+
+    `eps` is that of the run's threat model, `needed` how many images a comparison must rest on: `IMAGES`, or all there
+    are.
+    """
+    if not evidence.answers:
+        return [Check("there are images to look at", None, "no client has a test image")]
+    checks = _network(evidence, classes)
+    for column, (label, attack) in attacks.items():
+        lines = _not_judged(attack, eps) or _compared(evidence, label, attack, eps, needed)
+        checks += [replace(line, column=column) for line in lines]
+    return checks
+
+
+def as_records(checks: Sequence[Check]) -> list[dict[str, Any]]:
+    """The check-list for a record."""
+    return [asdict(check) for check in checks]
+
+
+def _network(evidence: Evidence, classes: int) -> list[Check]:
+    """The lines that hold for every attack."""
+
+    def regular(name: str, text: str, why: str, share: float = IRREGULAR) -> Check:
+        (good,) = evidence(f"check {name}")
+        return _at_most(int((~good).sum()), len(good), share, text, why)
+
+    (right,) = evidence("check unbounded")
+    return [
+        regular("repeatable", "the same input gives the same logits", "randomness: attack the expectation", share=0),
+        regular("smooth", "an invisible change hardly moves the logits", "noise that depends on the input"),
+        regular("gradient", "gradients do not vanish", "saturated, quantised or detached logits"),
+        regular("directional", "gradients predict how the logits change", "these are not the network's gradients"),
+        _at_most(
+            int(right.sum()),
+            len(right),
+            1 / classes,
+            "without a bound (ε = 1) an attack reaches chance",
+            "the gradient is masked",
+            f"{right.double().mean().item():.1%} still right",
+        ),
+    ]
+
+
+def _not_judged(attack: LogitsAttack, eps: float) -> list[Check]:
+    """The only line of what is no attack in a ball; nothing for the others."""
+    name = "the attack is as strong as a reference"
+    if isinstance(attack, Oblivious):
+        return [Check(name, None, "a corruption is no adversary, so this is no robust accuracy")]
+    if isinstance(attack, LocalSearch):
+        return [Check(name, None, "local search has no ε, so nothing says how strong it should be")]
+    if not _judged_at(attack, eps):
+        return [Check(name, False, "ε = 0", "ε above 0", "robust accuracy is clean accuracy")]
+    return []
+
+
+def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, needed: int) -> list[Check]:
+    """The lines of one printed attack."""
+
+    def not_above(low: str, high: str, text: str, why: str) -> Check:
+        """Robust accuracy under `low` is hardly above that under `high`."""
+        if not evidence.has(high):
+            return Check(text, None, "pip install 'fedrbn[attacks]' to measure this")
+        first, second = evidence(low, high)
+        excess = int(first.sum()) - int(second.sum())
+        shown = ", ".join(
+            f"{_shown(name, label)} {right.double().mean().item():.1%}"
+            for name, right in ((low, first), (high, second))
+        )
+        return _at_most(excess, len(first), MISSED, text, why, shown)
+
+    at = _text(_judged_at(attack, eps) or 0)
+    worst = f"{label} adaptive" if evidence.has(f"{label} adaptive") else label
+    weak = "the attack is too weak"
+    (inside,) = evidence(f"check bounds of {label}")
+    images = len(evidence(label, f"check noise {at}")[0])
+    checks = [
+        _enough(images, needed),
+        not_above(label, f"check reference {at}", "a reference attack is not much stronger", weak),
+        not_above(worst, f"check reference {at} adaptive", "nor is it stronger through every branch", weak),
+        not_above(label, f"check search {at}", "black-box search is not much stronger", "the gradient is masked"),
+        not_above(label, f"check noise {at}", "random noise is not stronger", "the attack does not find anything"),
+        _at_most(
+            int((~inside).sum()),
+            len(inside),
+            0,
+            "adversarial images stay in [0, 1] and in the ball",
+            "another threat model than the one printed",
+        ),
+    ]
+    if evidence.has(f"check more steps of {label}"):
+        stuck = "the attack gets stuck, or its gradient is wrong"
+        checks += [
+            not_above(f"check more steps of {label}", label, "more steps do not raise robust accuracy", stuck),
+            not_above(f"check larger ε of {label}", label, "a larger ε does not raise robust accuracy", stuck),
+        ]
+    return checks
+
+
+def _enough(images: int, needed: int) -> Check:
+    text, why = "the comparisons rest on enough images", "a weak attack could pass by chance"
+    if images < needed:
+        remedy = f"only {images} images: raise --samples or --subset"
+        return Check(text, None, remedy, f"at least {needed}", why)
+    return Check(text, True, f"{images} images" + ", all there are" * (images < IMAGES), f"at least {needed}", why)
+
+
+def _at_most(count: int, images: int, share: float, text: str, why: str, shown: str = "") -> Check:
+    """A line that fails if more images than chance explains are against it."""
+    limit = most(images, share)
+    measured = shown or f"not at {count / images:.1%} of images"
+    return Check(text, count <= limit, measured, f"at most {limit / images:.1%}", why)
+
+
+def _shown(name: str, label: str) -> str:
+    """How a line names answers: `this attack adaptive`, `more steps`, `reference 8/255`."""
+    if name.startswith("check "):
+        return name.removeprefix("check ").removesuffix(f" of {label}")
+    return f"this attack{name.removeprefix(label)}"
+
+
+def _judged_at(attack: LogitsAttack, eps: float) -> float | None:
+    """The ε at which an attack is compared with others: its own as printed, and never less than the run's."""
+    ball = radius(attack, eps)
+    return None if ball is None else max(ball, eps)
+
+
+def _text(eps: float) -> str:
+    return f"{255 * eps:g}/255"

@@ -1,0 +1,101 @@
+"""What the check-list asks of a network itself: are its logits and gradients such that an attack can work at all?
+
+Four properties of honest networks, each measured per sample. Networks that lack one have been taken for robust ones
+(Athalye et al. 2018, Carlini et al. 2019): attacks go astray on them, but images that fool them exist all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from fedrbn.attacks import Logits, Loss
+from fedrbn.attacks.protocols import margin
+from fedrbn.data.samples import Samples
+from fedrbn.evaluation.accuracy import Deployment, deployment_name, logits_of
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.types import Tensors
+
+INVISIBLE = 1e-5
+"""A change of every pixel by this much is 3,000 times smaller than ε = 8/255, and 400 times than a grey level."""
+
+ABRUPT = 0.05
+"""Logits that move by this part of their range under an invisible change are not a smooth function of the image. An
+honest network that an ε of 8/255 fools just so moves its logits by about 1/3,000 of their range."""
+
+STEP = 1e-3
+"""Half the length over which the loss is differenced: far above the rounding of float32, far below ε."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Properties of a deployed network on a client's first samples, as answers `check P@D` for deployment D.
+
+    repeatable    the same image gives the same logits, to the bit
+    smooth        an invisible change of the image hardly moves the logits
+    gradient      the cross-entropy has a gradient at the image
+    directional   along a random direction the margin changes the way that its gradient says
+    """
+
+    deployment: Deployment
+    samples: int
+
+    def __call__(self, net: DualNet, samples: Samples, generator: Generator) -> Tensors:
+        """See `fedrbn.evaluation.accuracy.Question`."""
+        device = next(net.parameters()).device
+        x, y = (part.to(device) for part in samples.pixels(slice(0, self.samples)))
+        logits = logits_of(net, self.deployment)
+        signs = (torch.randint(0, 2, x.shape, generator=generator) * 2 - 1).to(x)
+        found = {
+            "repeatable": _repeatable(logits, x),
+            "smooth": _smooth(logits, x, signs),
+            "gradient": _has_gradient(logits, x, y),
+            "directional": _directional(logits, x, y, signs),
+        }
+        where = deployment_name(self.deployment)
+        return {f"check {name}@{where}": answer.cpu() for name, answer in found.items()}
+
+
+@torch.no_grad()
+def _repeatable(logits: Logits, x: Tensor) -> Tensor:
+    return (logits(x) == logits(x)).all(1)
+
+
+@torch.no_grad()
+def _smooth(logits: Logits, x: Tensor, signs: Tensor) -> Tensor:
+    before, after = logits(x), logits(_inner(x, INVISIBLE) + INVISIBLE * signs)
+    return (after - before).abs().amax(1) <= ABRUPT * (before.amax(1) - before.amin(1))
+
+
+def _has_gradient(logits: Logits, x: Tensor, y: Tensor) -> Tensor:
+    return _gradient(lambda z: F.cross_entropy(logits(z), y, reduction="none"), x).flatten(1).abs().amax(1) > 0
+
+
+def _directional(logits: Logits, x: Tensor, y: Tensor, signs: Tensor) -> Tensor:
+    """Whether the gradient predicts if the margin grows or shrinks along the direction.
+
+    With a gradient at an angle θ to the true one this is true with probability 1 − θ/π: 1 for the true gradient, 1/2
+    for an unrelated one, 0 for the opposite one.
+    """
+    middle = _inner(x, STEP)
+    predicted = (_gradient(lambda z: margin(logits(z), y), middle) * signs).flatten(1).sum(1)
+    with torch.no_grad():
+        change = margin(logits(middle + STEP * signs), y) - margin(logits(middle - STEP * signs), y)
+    return predicted * change > 0
+
+
+def _inner(x: Tensor, distance: float) -> Tensor:
+    """The image moved so far from the borders of [0, 1] that a step of this length stays inside."""
+    return x.clamp(distance, 1 - distance)
+
+
+def _gradient(loss: Loss, x: Tensor) -> Tensor:
+    """∇loss at x; zero where the network has cut its input off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        z = x.detach().clone().requires_grad_()
+        value = loss(z).sum() + 0 * z.sum()
+        (gradient,) = torch.autograd.grad(value, z)
+    return gradient

@@ -1,0 +1,221 @@
+"""What is asked of every client at the end of a run or by `fedrbn evaluate`, and the record of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from fedrbn.attacks import AutoAttack, LocalSearch, LogitsAttack, Untargeted, attack_named, epsilon
+from fedrbn.config import Experiment
+from fedrbn.evaluation import checklist
+from fedrbn.evaluation.accuracy import Accuracy, Deployment, deployment_name
+from fedrbn.evaluation.checklist import Check, Evidence
+from fedrbn.evaluation.provenance import precision, versions
+from fedrbn.evaluation.summary import columns, summary
+from fedrbn.federated.assemble import Course
+from fedrbn.federated.executors import malice
+from fedrbn.federated.privacy import accountant
+from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, ServerState
+from fedrbn.federated.uploads.collection import FederationError, in_order
+from fedrbn.types import Member, Tensors
+
+EXPENSIVE = (AutoAttack, LocalSearch)
+"""Attacks that cost thousands of passes for each image: they are tried on a subset."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The choices of an evaluation."""
+
+    attacks: tuple[str, ...] = ()
+    """Attacks by text, as in fedrbn.attacks.named; without any it is the attack of the run's config."""
+    deployment: Deployment | None = None
+    """How the networks are deployed; None is the branch that each client predicts with."""
+    adaptive: bool = True
+    """Also attack every branch of a dual network and their mean loss, and report the worst case per sample."""
+    samples: int | None = None
+    """Test samples per client; None uses all."""
+    subset: int = 10
+    """Test samples per client for attacks that cost thousands of passes."""
+    checks: bool = False
+    """Also measure the warning signs of a flattering evaluation."""
+
+
+def examine(
+    course: Course, state: ServerState, execute: Execute, examination: Examination
+) -> tuple[dict[str, Any], Tensors]:
+    """Ask every client; returns the record for tables and the answer to each question for each sample."""
+    plan, experiment = course.plan, course.experiment
+    attacks = {text: attack_named(text) for text in examination.attacks}
+    if not attacks:
+        attacks = {main_label(experiment): course.adversary}
+    deployments: dict[str, Deployment] = {
+        member.id: examination.deployment or plan.predicting_branch(state, member) for member in plan.members
+    }
+
+    def questions(member: Member) -> tuple[Question, ...]:
+        return _questions(course, examination, attacks, deployments[member.id])
+
+    answers, unanswered = ask_all(course, state, "test", questions, execute, examination.samples)
+    checks = _checks(course, state, execute, examination, attacks, deployments, answers) if examination.checks else None
+    main = next(iter(attacks))
+    deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
+    plain = [Answers(a.client, a.round, _without_checks(a.correct)) for a in answers]
+    record = {
+        **facts(course),
+        "attack": main,
+        "attacks": {label: _described(course, attack) for label, attack in attacks.items()},
+        "deployment": deployment_name(examination.deployment or plan.method.predict),
+        "part": "test",
+        "round": state.round,
+        "labels": course.outline.labels,
+        "samples_digest": course.samples_digest(),
+        **summary(plain, [m for m in plan.members if m.id not in unanswered], deployed, main),
+    }
+    if unanswered:
+        record["unanswered"] = unanswered
+    if checks is not None:
+        record["checks"] = checklist.as_records(checks)
+    stored = {
+        f"{answer.client}/{column}": right
+        for answer in plain
+        for column, right in columns(answer.correct, deployed[answer.client], main="").items()  # every attack by name
+    }
+    return record, stored
+
+
+def _questions(
+    course: Course, examination: Examination, attacks: dict[str, LogitsAttack], deployment: Deployment
+) -> tuple[Question, ...]:
+    """What one client is asked: the deployment under every attack, and each branch under the main one."""
+    asked: list[Question] = [Accuracy(deployment)]
+    for label, attack in attacks.items():
+        limit = examination.subset if isinstance(attack, EXPENSIVE) else None
+        radius = checklist.radius(attack, threat_eps(course)) if examination.checks else None
+        asked.append(Accuracy(deployment, label, attack, examination.adaptive, limit, radius))
+    label, attack = next(iter(attacks.items()))
+    if not isinstance(attack, EXPENSIVE):
+        others = [branch for branch in course.plan.method.branches if branch is not deployment]
+        asked += [Accuracy(branch, label, attack) for branch in others]
+    return tuple(asked)
+
+
+def _checks(
+    course: Course,
+    state: ServerState,
+    execute: Execute,
+    examination: Examination,
+    attacks: Mapping[str, LogitsAttack],
+    deployments: Mapping[str, Deployment],
+    printed: list[Answers],
+) -> list[Check]:
+    """The check-list of what is printed. Clients are asked once more, now that it is known how many images each has."""
+    eps = threat_eps(course)
+    deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
+    available = {answer.client: len(answer.correct[f"clean@{deployed[answer.client]}"]) for answer in printed}
+    share = checklist.shares(available)
+
+    def questions(member: Member) -> tuple[Question, ...]:
+        images = share.get(member.id, 0)
+        return checklist.questions(deployments[member.id], attacks, eps, images) if images else ()
+
+    measured, _ = ask_all(course, state, "test", questions, execute, examination.samples)
+    first = {answer.client: answer.correct for answer in printed}
+    answers = [replace(answer, correct=first[answer.client] | answer.correct) for answer in measured]
+    limited = examination.samples is not None and examination.samples in available.values()
+    needed = checklist.IMAGES if limited else min(checklist.IMAGES, sum(available.values()))
+    main = next(iter(attacks))
+    columns_of = {"ra" if label == main else f"ra[{label}]": (label, attack) for label, attack in attacks.items()}
+    checks = checklist.judge(Evidence(answers, deployed), columns_of, eps, len(course.outline.classes), needed)
+    return checks + _branches_not_judged(course, attacks[main], deployed)
+
+
+def _branches_not_judged(course: Course, main: LogitsAttack, deployed: Mapping[str, str]) -> list[Check]:
+    """A line for each robust accuracy that is printed of a branch which does not predict."""
+    if isinstance(main, EXPENSIVE):
+        return []
+    others = [branch.value for branch in course.plan.method.branches if {branch.value} != set(deployed.values())]
+    return [
+        Check(
+            "the branch that does not predict is judged",
+            None,
+            f"judge it with --predict {branch}",
+            column=f"ra@{branch}",
+        )
+        for branch in others
+    ]
+
+
+def threat_eps(course: Course) -> float:
+    """ε of the run's threat model; an attack of one's own is told it by the config."""
+    known = epsilon(course.adversary)
+    return course.experiment.attack.eps if known is None else known
+
+
+def ask_all(
+    course: Course,
+    state: ServerState,
+    part: Literal["validation", "test"],
+    questions: Callable[[Member], tuple[Question, ...]],
+    execute: Execute,
+    limit: int | None = None,
+) -> tuple[list[Answers], dict[str, str]]:
+    """Every client's answers to its questions, in the order of the clients; and why others did not answer.
+
+    A client without a question is not asked. No answer is an error, unless somebody did answer and it is only for
+    validation or the course is forgiving.
+    """
+    forgiving = course.forgiving or part == "validation"
+    asked = {member.id: questions(member) for member in course.plan.members}
+    jobs = [Evaluate(client, state.personal[client], part, each, limit) for client, each in asked.items() if each]
+    answers: list[Answers] = []
+    missing: dict[str, str] = {}
+    round_ = course.plan.round(state)
+    if not course.forgiving:  # the deadline is that of a training job; an evaluation takes as long as it takes
+        round_ = replace(round_, deadline_seconds=None)
+    for result in in_order(execute(round_, jobs), [job.client for job in jobs], state.round):
+        if isinstance(result, Failure):
+            missing[result.client] = result.cause
+            if not forgiving:
+                break
+        elif isinstance(result, Answers):
+            answers.append(result)
+    if missing and not (forgiving and answers):
+        client, cause = next(iter(missing.items()))
+        raise FederationError(f"client {client!r} could not be evaluated: {cause}")
+    return answers, missing
+
+
+def main_label(experiment: Experiment) -> str:
+    """How records name the attack of the config."""
+    name = experiment.attack.name
+    return f"{name}-{experiment.attack.steps}" if name in ("pgd", "mia") else name
+
+
+def facts(course: Course) -> dict[str, Any]:
+    """What every record says of its origin: method and its branch, attack, ε and threat model, seed, versions."""
+    experiment = course.experiment
+    return {
+        "key": experiment.key(),
+        "method": course.plan.method.name,
+        "data": experiment.data.name,
+        "attack": main_label(experiment),
+        "eps": epsilon(course.adversary),
+        "threat": experiment.attack.threat,
+        "predict": course.plan.method.predict.value,
+        "seed": experiment.run.seed,
+        "precision": precision(experiment.run, next(course.net.parameters()).device),
+        "versions": versions(),
+        **malice.facts(experiment, course.plan.members),
+        **accountant.facts(experiment, course.plan),
+    }
+
+
+def _described(course: Course, attack: LogitsAttack) -> dict[str, Any]:
+    value = attack.attack if isinstance(attack, Untargeted) else attack
+    return {"eps": epsilon(attack), "settings": repr(value), "in_config": value == course.attack}
+
+
+def _without_checks(correct: Tensors) -> Tensors:
+    return {name: answer for name, answer in correct.items() if not name.startswith("check ")}

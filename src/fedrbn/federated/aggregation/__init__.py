@@ -1,0 +1,1 @@
+"""How uploads become the next shared weights."""

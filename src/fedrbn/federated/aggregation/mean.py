@@ -1,0 +1,53 @@
+"""The weighted mean of what clients share, folded as it arrives, and the server's momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+from fedrbn.types import Tensors
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One client's shared tensors (not necessarily all of them) and the weight they have in the mean."""
+
+    client: str
+    tensors: Tensors
+    weight: float
+    adversarial_loss: float | None = None
+    """The client's mean training loss, if it trained adversarially."""
+
+
+Aggregate: TypeAlias = Callable[[Tensors, Iterable[Contribution]], Tensors]
+"""(the shared weights of the last round, contributions) → the new shared weights."""
+
+
+def mean(shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
+    """Σ_k a_k θ_k / Σ_k a_k, name by name over the clients that sent that name; a name nobody sent keeps its value.
+
+    Contributions are folded one by one, so memory is one model whatever the number of clients.
+    """
+    total: dict[str, float] = {}
+    average: dict[str, Tensor] = {}
+    for contribution in contributions:
+        for name, tensor in contribution.tensors.items():
+            total[name] = total.get(name, 0.0) + contribution.weight
+            if name not in average:
+                average[name] = tensor.clone()
+            else:
+                average[name].lerp_(tensor, contribution.weight / total[name])
+    return {name: average.get(name, tensor) for name, tensor in shared.items()}
+
+
+def carried(weights: Tensors, velocity: Tensors, beta: float) -> Tensors:
+    """The server's momentum: θ + β v, where v is how far θ went in the round before; without v, θ itself.
+
+    For weights only, never for statistics of batch norm: an overshooting variance may be negative.
+    """
+    return {
+        name: theta.add(velocity[name], alpha=beta) if name in velocity else theta for name, theta in weights.items()
+    }

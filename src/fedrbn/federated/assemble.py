@@ -1,0 +1,240 @@
+"""An experiment with everything built that it names: data, clients, attack, method, network."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from fedrbn import nets
+from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
+from fedrbn.config import ConfigError, DataConfig, Experiment, FederationConfig, ModelConfig, plugins
+from fedrbn.data import load
+from fedrbn.data.digests import digest_of, digest_of_all
+from fedrbn.data.federation import build as build_federation
+from fedrbn.data.samples import DataSet, Federation
+from fedrbn.federated.aggregation.layout import layout
+from fedrbn.federated.aggregation.rules import aggregation
+from fedrbn.federated.executors.malice import from_config as malice_of
+from fedrbn.federated.executors.processes import processes
+from fedrbn.federated.executors.serial import Site, in_this_process
+from fedrbn.federated.methods import Method
+from fedrbn.federated.options import _resolved, configure
+from fedrbn.federated.privacy.mechanism import from_config as privacy_of
+from fedrbn.federated.protocol import Execute, ServerState
+from fedrbn.federated.server import Plan
+from fedrbn.hardware import cores, pick_device, pick_precision
+from fedrbn.nets.dual_bn import DualNet, set_momentum
+from fedrbn.nets.fast import fast, in_precision
+from fedrbn.types import Member
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What a run works with. `experiment` is resolved: the method's own options are filled in."""
+
+    experiment: Experiment
+    federation: Federation
+    attack: Attack
+    net: DualNet
+    plan: Plan
+    workers: int
+
+    @property
+    def adversary(self) -> LogitsAttack:
+        """The attack of the config, as evaluation calls it."""
+        return Untargeted(self.attack)
+
+    @property
+    def outline(self) -> Outline:
+        """What the server knows of the data."""
+        return Outline(
+            self.federation.classes,
+            self.federation.image_shape,
+            self.federation.labels,
+            validation=any(len(client.validation) for client in self.federation.clients),
+        )
+
+    @property
+    def forgiving(self) -> bool:
+        """Here every client can be evaluated; one that cannot be has a bug."""
+        return False
+
+    def remarks(self, state: ServerState) -> dict[str, Any]:  # noqa: ARG002
+        """Nothing: here is nobody to distrust."""
+        return {}
+
+    def samples_digest(self) -> str:
+        """Twelve hex digits that name the test samples of all clients and their order."""
+        return digest_of_all((client.id, digest_of(client.test)) for client in self.federation.clients)
+
+    def executor(self, store: Path | None = None) -> AbstractContextManager[Execute]:
+        """Where the clients run: this process for one worker, else worker processes. `store` is for their memory."""
+        run, device = self.experiment.run, next(self.net.parameters()).device
+        net = fast(self.net) if run.fast and device.type == "cpu" else self.net
+        net = in_precision(net, pick_precision(run.precision, device))
+        clients = {client.id: client for client in self.federation.clients}
+        malice = malice_of(self.experiment, self.plan.members, self.plan.names.batch_norms)
+        if malice is not None:
+            clients = malice.data(clients, len(self.federation.classes))
+        site = Site(clients, net, store, privacy_of(self.experiment))
+        here = self.workers == 1 and self.experiment.faults.deadline_seconds is None  # a process can be given up
+        place = in_this_process(site) if here else processes(site, self.workers)
+        return place if malice is None else malice.among(place)
+
+
+def assemble(
+    experiment: Experiment, network: nn.Module | None = None, data: DataSet | Federation | None = None
+) -> Assembly:
+    """Load the data, divide it among clients, build attack, method and network; wrong requests fail here.
+
+    `network` and `data` are used as they are, instead of what the experiment names, if they are given. A ready-made
+    federation is divided already: of [federation] only `at` and `participants` apply to it.
+    """
+    if network is not None:
+        experiment = experiment.model_copy(update={"model": ModelConfig(name=plugins.GIVEN)})
+    if data is not None:
+        experiment = experiment.model_copy(update={"data": DataConfig(name=plugins.GIVEN)})
+    if isinstance(data, Federation):
+        own = FederationConfig(at=experiment.federation.at, participants=experiment.federation.participants)
+        experiment = experiment.model_copy(update={"federation": own})
+    attack = from_config(experiment.attack)
+    method = configure(experiment.method, attack)
+    device = pick_device(experiment.run.device)
+    source = load_data(experiment.data) if data is None else data
+    federation = build_federation(source, experiment.federation, experiment.run.seed)
+    net = build_network(experiment, method, len(federation.classes), federation.image_shape, network).to(device)
+    method.check(net, federation.image_shape)
+    members = tuple(Member(c.id, c.domain, c.role, len(c.train)) for c in federation.clients)
+    return Assembly(
+        experiment=_resolved(experiment, method),
+        federation=federation,
+        attack=attack,
+        net=net,
+        plan=build_plan(experiment, method, net, members, federation.equal_sizes),
+        workers=_workers(experiment, device.type, len(members)),
+    )
+
+
+def build_plan(
+    experiment: Experiment, method: Method, net: DualNet, members: tuple[Member, ...], equal_sizes: bool
+) -> Plan:
+    """What the server does with these members, as the experiment says."""
+    participants = _participants(experiment, len(members))
+    return Plan(
+        members=members,
+        method=method,
+        names=layout(net, method.local),
+        train=experiment.train,
+        seed=experiment.run.seed,
+        participants=participants,
+        equal_sizes=equal_sizes,
+        aggregate=aggregation(experiment, method, participants or len(members)),
+        faults=experiment.faults,
+    )
+
+
+def build_network(
+    experiment: Experiment,
+    method: Method,
+    classes: int,
+    image_shape: tuple[int, int, int],
+    network: nn.Module | None = None,
+) -> DualNet:
+    """The network that the experiment names, or the one given, as the method trains it."""
+    if network is None:
+        model = experiment.model
+        network = nets.build(model.name, classes, model.width, image_shape, experiment.run.seed)
+    made = method.network(network)
+    if experiment.model.momentum is not None:
+        set_momentum(made, experiment.model.momentum)
+    return made
+
+
+def load_data(config: DataConfig) -> DataSet | Federation:
+    """The data that a config names, with the domains it names."""
+    loaded = load(config.name, config.image_size)
+    return loaded if config.domains is None else loaded.only(config.domains)
+
+
+def _participants(experiment: Experiment, members: int) -> int | None:
+    wanted = experiment.federation.participants
+    if isinstance(wanted, float):
+        return max(1, round(wanted * members))
+    if wanted is not None and wanted > members:
+        raise ConfigError(
+            f"got federation.participants = {wanted}; expected at most the {members} users, or a share such as 0.5."
+        )
+    return wanted
+
+
+def _workers(experiment: Experiment, device: str, members: int) -> int:
+    """One process per core by default; an accelerator is used from this process alone."""
+    if device != "cpu":
+        if (experiment.run.workers or 1) > 1:
+            raise ConfigError(
+                f"got run.workers = {experiment.run.workers} with run.device = {device!r}; expected 1 worker: several "
+                "processes would only share the one accelerator. Leave run.workers out."
+            )
+        if experiment.faults.deadline_seconds is not None:
+            raise ConfigError(
+                f"got faults.deadline_seconds = {experiment.faults.deadline_seconds:g} with run.device = {device!r}; "
+                "expected none: clients share this process's accelerator, and cannot be given up one by one. Leave it "
+                "out."
+            )
+        return 1
+    return experiment.run.workers or min(cores(), members)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What the server knows of the data of a federation: names and shapes, never an image."""
+
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    labels: dict[str, str]
+    """How tables name each domain."""
+    validation: bool
+    """Whether any client has images to validate on."""
+
+
+class Course(Protocol):
+    """An experiment with everything built that the server works with. It holds no data."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """The resolved experiment."""
+
+    @property
+    def attack(self) -> Attack:
+        """The attack of the config."""
+
+    @property
+    def adversary(self) -> LogitsAttack:
+        """The attack of the config, as evaluation calls it."""
+
+    @property
+    def net(self) -> DualNet:
+        """The network's structure and its initial weights."""
+
+    @property
+    def plan(self) -> Plan:
+        """With whom, by which method, for how many rounds."""
+
+    @property
+    def outline(self) -> Outline:
+        """What the server knows of the data."""
+
+    @property
+    def forgiving(self) -> bool:
+        """Whether a client that cannot be evaluated is noted and left out, as where clients come and go; else it is an
+        error."""
+
+    def remarks(self, state: ServerState) -> dict[str, Any]:
+        """What records say besides of the state after a round, as JSON values."""
+
+    def samples_digest(self) -> str:
+        """Twelve hex digits that name the test samples of all clients and their order."""

@@ -1,0 +1,129 @@
+"""What server and clients say to each other, and what the server remembers between rounds.
+
+A round is one `Round` for all and one job for each client; a client answers a job with its result. `Execute` is the
+only seam to where clients run: in this process, in worker processes, or on other machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    from fedrbn.data.samples import Samples
+    from fedrbn.federated.methods import Method
+    from fedrbn.nets.dual_bn import DualNet
+from fedrbn.types import Role, Tensors
+
+
+class Question(Protocol):
+    """Something to find out about a client's network on its held-out samples.
+
+    Its random numbers come from its text, `str(question)`, which must be the same in every process: a function's own
+    text holds its address in memory.
+    """
+
+    def __call__(self, net: DualNet, samples: Samples, generator: Generator) -> dict[str, Tensor]:
+        """For each named answer one boolean per sample, in the order of the samples."""
+        ...
+
+
+@dataclass(frozen=True)
+class Round:
+    """What all clients of a round have in common; it travels once per round, not once per client."""
+
+    number: int
+    seed: int
+    method: Method
+    shared: Tensors
+    lr: float
+    batch_size: int
+    local_epochs: int
+    steps: int | None = None
+    """Iterations every client runs instead of whole epochs, when data sizes differ; None means whole epochs."""
+    freeze: int = 0
+    """So many of the network's first layers are left as they are (fine-tuning)."""
+    deadline_seconds: float | None = None
+    """How long a client may take to answer; whoever runs the clients answers for a later one with a Failure."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Ask a client for one local update."""
+
+    client: str
+    role: Role
+    personal: Tensors
+    calibrate: bool
+    """Whether an ST client has an estimated BN_a to calibrate with (Eq. 5)."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Ask a client how many of its held-out samples it gets right, clean or attacked."""
+
+    client: str
+    personal: Tensors
+    part: Literal["validation", "test"]
+    questions: tuple[Question, ...]
+    limit: int | None = None
+    """Use only the first so many samples; None uses all."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A client's answer to Train: its new weights, its own batch norm, and how it went."""
+
+    client: str
+    round: int
+    shared: Tensors
+    personal: Tensors
+    samples: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A client's answer to Evaluate: for each question, which samples it got right, in the order of its data."""
+
+    client: str
+    round: int
+    correct: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that did not work out, and why: the client raised, hung or died, or what it sent cannot be used."""
+
+    client: str
+    round: int
+    cause: str
+
+
+Job: TypeAlias = Train | Evaluate
+
+Result: TypeAlias = Upload | Answers | Failure
+
+Execute: TypeAlias = Callable[[Round, Iterable[Job]], Iterator[Result]]
+"""Has the clients do their jobs. Answers may come in any order. Those that are late, come twice, cannot be used or
+never come are the server's concern: an executor raises only if it cannot run clients at all."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that the server remembers between rounds; together with the experiment it decides the rest of the run."""
+
+    round: int
+    """Rounds that are finished."""
+    shared: Tensors
+    personal: dict[str, Tensors]
+    """Each client's batch norm. The server's copy is the authoritative one."""
+    reported: dict[str, int] = field(default_factory=dict)
+    """The last round each client reported in. Clients that never did do not donate statistics."""
+    velocity: Tensors = field(default_factory=dict)
+    """How far the shared weights went in the last round, for methods with momentum; empty for all others."""
+    missed: dict[str, int] = field(default_factory=dict)
+    """How often in a row a client was asked and gave no answer that counted; without those that have missed nothing."""

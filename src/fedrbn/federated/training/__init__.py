@@ -1,0 +1,1 @@
+"""How a client turns batches into an update."""

@@ -1,0 +1,58 @@
+"""FATMeta's local training: first-order Per-FedAvg."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from fedrbn.federated.objectives import Objective
+from fedrbn.federated.training.sgd import Batch, Losses, descend, gradient, trained
+from fedrbn.nets.dual_bn import DualNet
+from fedrbn.types import Tensors
+
+
+@dataclass(frozen=True)
+class Meta:
+    """First-order Per-FedAvg (Fallah et al. 2020), for weights that are good one step later.
+
+        w' = w − inner · ∇ℓ(w; first batch)        w ← w − lr · ∇ℓ(w'; second batch)
+
+    Half of the batches adapt, the other half train; a last one without a partner does both. `meta` is the learning
+    rate of the second step at the start of training. Statistics of batch norm follow all batches.
+    """
+
+    inner: float = 0.02
+    meta: float = 0.001
+
+    def __call__(
+        self,
+        net: DualNet,
+        batches: Iterable[Batch],
+        objective: Objective,
+        *,
+        lr: float,
+        memory: Tensors,
+        generator: Generator,
+    ) -> tuple[Tensors, float]:
+        """See `Training`. The mean loss is that of the adapted weights."""
+        weights = trained(net)
+        losses = Losses()
+        for first, second in _pairs(batches):
+            origin = [weight.detach().clone() for weight in weights]
+            gradient(net, first, objective, generator)
+            descend(weights, self.inner)
+            losses.add(gradient(net, second, objective, generator))
+            with torch.no_grad():
+                for weight, value in zip(weights, origin, strict=True):
+                    weight.copy_(value)
+            descend(weights, lr)
+        return memory, losses.mean()
+
+
+def _pairs(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch]]:
+    rest = iter(batches)
+    for first in rest:
+        yield first, next(rest, first)

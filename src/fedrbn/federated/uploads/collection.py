@@ -1,0 +1,155 @@
+"""What the server does with the answers of a round: puts them in order, admits the good ones, notes the others.
+
+A client that raises, hangs, dies, answers late, twice or with nonsense costs the round that client's update, never the
+run: the mean is taken over those that are left, with their weights renormalised (`aggregation.mean`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fedrbn.federated.aggregation.mean import Contribution
+from fedrbn.federated.protocol import Failure, Result, Upload
+from fedrbn.federated.uploads.validation import Gate, Movement, UploadError, malformed
+from fedrbn.types import Role, Tensors
+
+_SHOWN = 3
+
+
+class FederationError(RuntimeError):
+    """The clients could not do their part, so the round could not be finished."""
+
+
+class TooFewClientsError(FederationError):
+    """Fewer clients answered than `faults.min_clients`; `failures` says what happened to the others."""
+
+    def __init__(self, number: int, shortage: str, failures: Sequence[Failure]) -> None:
+        self.number = number
+        """Rounds that were finished before."""
+        self.failures = tuple(failures)
+        causes = [f"client {f.client!r} failed in round {f.round + 1}: {f.cause}" for f in failures[:_SHOWN]]
+        if len(failures) > _SHOWN:
+            causes.append(f"and {len(failures) - _SHOWN} more")
+        super().__init__(
+            f"{shortage} in round {number + 1} (faults.min_clients).\n  "
+            + "\n  ".join(causes)
+            + f"\nMend the cause, then go on from the state after round {number} with fedrbn run --resume; "
+            "faults.on_too_few = 'wait' keeps asking instead."
+        )
+
+
+def listed(failures: Iterable[Failure]) -> list[dict[str, Any]]:
+    """Failures as records write them; rounds count from 1 there."""
+    return [{"client": failure.client, "round": failure.round + 1, "cause": failure.cause} for failure in failures]
+
+
+class Intake:
+    """Takes the answers of one round. The large part of an upload is handed on to be folded, the small part kept."""
+
+    def __init__(self, number: int, gates: Mapping[str, Gate]) -> None:
+        self.number = number
+        self.gates = gates
+        self.personal: dict[str, Tensors] = {}
+        """What the admitted clients sent of their own batch norm."""
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.moved: dict[str, Movement] = {}
+        self.failures: list[Failure] = []
+
+    def missing(self) -> list[str]:
+        """The clients that have no admitted answer yet."""
+        return [client for client in self.gates if client not in self.personal]
+
+    def contributions(self, results: Iterable[Result]) -> Iterator[Contribution]:
+        """The admitted ones of these results, in the order of the clients."""
+        for result in in_order(results, self.missing(), self.number, self._note):
+            if isinstance(result, Failure):
+                self._note(result)
+                continue
+            if not isinstance(result, Upload):
+                self._refuse(result.client, f"got {type(result).__name__} from {result.client!r}; expected an Upload.")
+                continue
+            gate = self.gates[result.client]
+            try:
+                self.moved[result.client] = gate.admit(result)
+            except UploadError as error:
+                self._refuse(result.client, str(error))
+                continue
+            self.personal[result.client] = result.personal
+            self.metrics[result.client] = result.metrics
+            loss = result.metrics["loss"] if gate.member.role is Role.AT else None
+            yield Contribution(result.client, result.shared, float(result.samples), loss)
+
+    def _refuse(self, client: str, cause: str) -> None:
+        self._note(Failure(client, self.number, cause))
+
+    def _note(self, failure: Failure) -> None:
+        """Remember a failure once, however often a client is asked and fails in the same way."""
+        if failure not in self.failures:
+            self.failures.append(failure)
+
+
+def in_order(
+    results: Iterable[Result],
+    clients: Sequence[str],
+    number: int,
+    note: Callable[[Failure], None] = lambda _: None,
+) -> Iterator[Result]:
+    """One result for each client, in the order of the clients, whatever order they arrive in.
+
+    Sums must not depend on who was faster. Answers to another round, second answers and answers of strangers are
+    noted and left out; for a client that never answers there is a Failure at the end. What has not even the form of an
+    answer is a Failure of the client that it is from, if it says so.
+    """
+    asked, awaited = frozenset(clients), set(clients)
+    early: dict[str, Result] = {}
+    turn = 0
+    for given in _each(results):
+        result = _well_formed(given, number)
+        stray = _stray(result, number, asked, awaited)
+        if stray is not None:
+            note(Failure(result.client, number, stray))
+            continue
+        awaited.remove(result.client)
+        early[result.client] = result
+        while turn < len(clients) and clients[turn] in early:
+            yield early.pop(clients[turn])
+            turn += 1
+    for client in clients[turn:]:
+        cause = f"got no answer from client {client!r}; expected one from each of {len(clients)}."
+        yield early.pop(client, Failure(client, number, cause))
+
+
+def _each(results: Iterable[Result]) -> Iterator[Result]:
+    """The results one by one, if the executor has given any."""
+    try:
+        found = iter(results)
+    except TypeError:
+        raise FederationError(
+            f"got {type(results).__name__} from the executor; expected an iterator of results. An executor is a "
+            "function (round, jobs) -> results: let it yield one for each job."
+        ) from None
+    return found
+
+
+def _well_formed(given: Result, number: int) -> Result:
+    """The result itself, or a Failure in place of one whose fields are not of the types that they should be."""
+    objection = malformed(given)
+    if objection is None:
+        return given
+    client = getattr(given, "client", None)
+    return Failure(client if isinstance(client, str) else "(unknown)", number, objection)
+
+
+def _stray(result: Result, number: int, asked: Collection[str], awaited: Collection[str]) -> str | None:
+    """Why this is not the answer that is awaited from a client; None if it is."""
+    if result.round != number:
+        return (
+            f"got an answer to round {result.round + 1}; expected one to round {number + 1}. It came too late and is "
+            "left out: allow more time with faults.deadline_seconds."
+        )
+    if result.client not in asked:
+        return "got an answer from a client that was not asked; expected only those that were. It is left out."
+    if result.client not in awaited:
+        return "got a second answer; expected one. The first one counts."
+    return None

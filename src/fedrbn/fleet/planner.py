@@ -1,0 +1,257 @@
+"""Who can afford what: for each device of a fleet AT, AT on a part of its batches, PNC or ST within a deadline.
+
+    chosen = plan(devices, workload, deadline=30.0)
+    devices = observe(devices, chosen, {"phone-1": 41.0})     # a measured round; then plan again
+
+Devices compute side by side, so each gets the most robust duty that it can finish in time, and that is also the plan
+with the largest share of adversarially trained images in every domain. Costs are counted in forward passes, a backward
+pass being two: ST 3, PNC 6 (4 if λ = 1, where the clean loss needs no backward), AT with n steps (n + 1)·3 + 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fedrbn.cost.units import Duty, _passes
+
+LEAST_SHARE = 0.1
+"""Smallest part of its batches that is worth training adversarially: less leaves BN_a to a handful of batches."""
+
+GRAIN = 0.05
+"""Fractional shares are multiples of this."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Multiply-accumulates per second in forward passes, in backward passes, and in the steps of an attack.
+
+    An attack's step counts as three forward passes like any training pass, but is faster in truth, because it needs
+    no gradient of the weights: that is why it has a speed of its own.
+    """
+
+    forward: float
+    backward: float
+    attack: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("forward", self.forward), ("backward", self.backward), ("attack", self.attack)):
+            if not value > 0:
+                raise ValueError(f"got {name} speed {value}; expected multiply-accumulates per second above 0.")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One client: how much data it has, and what its hardware can do."""
+
+    id: str
+    domain: str
+    samples: int
+    speed: Speed
+    memory: float | None = None
+    """Bytes that are free for training, the program itself not counted; None is enough."""
+    bandwidth: float | None = None
+    """Bytes per second to and from the server; None is no limit."""
+    correction: float = 1.0
+    """Measured over predicted seconds of earlier rounds."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a round asks of a device, whichever it is."""
+
+    macs: int
+    """Multiply-accumulates of one image's forward pass."""
+    weight_bytes: int
+    activation_bytes: int
+    """What one image leaves in memory for the backward pass."""
+    download_bytes: int
+    upload_bytes: Mapping[Duty, int]
+    batch_size: int
+    local_epochs: int
+    attack_steps: int
+    lam: float
+    """λ of PNC; 0 makes it standard training, so it is not offered then."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a device is to do, and what that costs it."""
+
+    device: str
+    domain: str
+    duty: Duty
+    at_share: float
+    """The part of its batches that it trains adversarially."""
+    lam: float | None
+    """λ, for PNC."""
+    compute_seconds: float
+    transfer_seconds: float
+    traffic_bytes: int
+    memory_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of the round for this device."""
+        return self.compute_seconds + self.transfer_seconds
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """A duty for every device, what part of each domain is trained adversarially, and what stands in the way."""
+
+    deadline: float
+    assignments: tuple[Assignment, ...]
+    coverage: dict[str, float]
+    problems: tuple[str, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether every device takes part and somebody trains adversarially."""
+        return all(a.duty is not Duty.NONE for a in self.assignments) and any(a.at_share for a in self.assignments)
+
+
+def plan(devices: Sequence[Device], workload: Workload, deadline: float) -> FleetPlan:
+    """For every device the most robust duty that fits its memory and the deadline, in seconds per round."""
+    if not devices or not deadline > 0:
+        raise ValueError(f"got {len(devices)} devices and a deadline of {deadline} s; expected some, and above 0 s.")
+    chosen = [_best(device, workload, deadline, donors=True) for device in devices]
+    if not any(a.at_share for a in chosen):  # nobody to receive BN_a from, so nothing to calibrate with
+        chosen = [_best(device, workload, deadline, donors=False) for device in devices]
+    coverage = {
+        domain: _coverage([(a.at_share, d.samples) for a, d in zip(chosen, devices, strict=True) if d.domain == domain])
+        for domain in dict.fromkeys(device.domain for device in devices)
+    }
+    return FleetPlan(deadline, tuple(chosen), coverage, _problems(devices, chosen, coverage, workload, deadline))
+
+
+def observe(
+    devices: Sequence[Device], chosen: FleetPlan, measured: Mapping[str, float], trust: float = 0.5
+) -> tuple[Device, ...]:
+    """The devices after a round, corrected by their measured computing seconds; `trust` = 1 forgets earlier rounds."""
+    predicted = {a.device: a.compute_seconds for a in chosen.assignments if a.duty is not Duty.NONE}
+    return tuple(
+        replace(d, correction=d.correction * (measured[d.id] / predicted[d.id]) ** trust)
+        if d.id in measured and d.id in predicted
+        else d
+        for d in devices
+    )
+
+
+def cost(device: Device, workload: Workload, duty: Duty, at_share: float = 0.0, lam: float | None = None) -> Assignment:
+    """What a duty costs a device; fractional AT is AT on a share of the images and ST on the others."""
+    if duty is Duty.PART_AT:
+        compute = at_share * _compute(device, workload, Duty.AT, None)
+        compute += (1 - at_share) * _compute(device, workload, Duty.ST, None)
+    else:
+        compute = _compute(device, workload, duty, lam)
+    adversarial = duty in (Duty.AT, Duty.PART_AT)
+    traffic = workload.download_bytes + workload.upload_bytes[Duty.AT if adversarial else Duty.ST]
+    joined = 2 if adversarial or (duty is Duty.PNC and lam != 1) else 1
+    return Assignment(
+        device=device.id,
+        domain=device.domain,
+        duty=duty,
+        at_share=1.0 if duty is Duty.AT else at_share,
+        lam=lam,
+        compute_seconds=compute,
+        transfer_seconds=traffic / device.bandwidth if device.bandwidth else 0.0,
+        traffic_bytes=traffic,
+        # Weights four times: as received, in training, their gradient, and the copy that is sent.
+        memory_bytes=4 * workload.weight_bytes + joined * workload.activation_bytes * workload.batch_size,
+    )
+
+
+def _compute(device: Device, workload: Workload, duty: Duty, lam: float | None) -> float:
+    forward, backward, attack = _passes(duty, workload.attack_steps, lam)
+    speed = device.speed
+    passes = forward / speed.forward + 2 * backward / speed.backward + 3 * attack / speed.attack
+    return device.correction * device.samples * workload.local_epochs * workload.macs * passes
+
+
+def _best(device: Device, workload: Workload, deadline: float, *, donors: bool) -> Assignment:
+    """The first duty that fits, from the most robust to the cheapest."""
+    full, standard = cost(device, workload, Duty.AT), cost(device, workload, Duty.ST)
+    options = [full]
+    share = _share(deadline, full, standard)
+    if share >= LEAST_SHARE:
+        options.append(cost(device, workload, Duty.PART_AT, share))
+    if donors and workload.lam > 0:
+        options += [cost(device, workload, Duty.PNC, lam=lam) for lam in sorted({workload.lam, 1.0})]
+    options.append(standard)
+    latest = deadline * (1 + 1e-9)  # a share computed to end on the deadline may round to just after it
+    fitting = (option for option in options if option.seconds <= latest and _fits(device, option))
+    return next(fitting, replace(standard, duty=Duty.NONE))
+
+
+def _share(deadline: float, full: Assignment, standard: Assignment) -> float:
+    """The largest multiple of GRAIN of adversarial batches within the deadline."""
+    left = deadline - full.transfer_seconds - standard.compute_seconds
+    share = left / (full.compute_seconds - standard.compute_seconds)
+    return min(1 - GRAIN, math.floor(share / GRAIN + 1e-9) * GRAIN)
+
+
+def _fits(device: Device, assignment: Assignment) -> bool:
+    return device.memory is None or assignment.memory_bytes <= device.memory
+
+
+def _coverage(shares: Sequence[tuple[float, int]]) -> float:
+    return sum(share * samples for share, samples in shares) / sum(samples for _, samples in shares)
+
+
+def _problems(
+    devices: Sequence[Device],
+    chosen: Sequence[Assignment],
+    coverage: Mapping[str, float],
+    workload: Workload,
+    deadline: float,
+) -> tuple[str, ...]:
+    """Everything that keeps the plan from being good, with the number that would cure it."""
+    found = [
+        _left_out(device, assignment, workload, deadline)
+        for device, assignment in zip(devices, chosen, strict=True)
+        if assignment.duty is Duty.NONE
+    ]
+    if not any(coverage.values()):
+        needed = _needed_for_at(devices, workload)
+        found.append(
+            f"no device can train adversarially within {deadline:g} s, so there is no robustness to propagate; {needed}"
+        )
+        return tuple(found)
+    for domain in (domain for domain, share in coverage.items() if not share):
+        needed = _needed_for_at([d for d in devices if d.domain == domain], workload)
+        found.append(f"domain {domain!r} has no device that trains adversarially and relies on the others; {needed}")
+    return tuple(found)
+
+
+def _left_out(device: Device, standard: Assignment, workload: Workload, deadline: float) -> str:
+    if not _fits(device, standard):
+        spare = (device.memory or 0) - 4 * workload.weight_bytes
+        batch = int(spare // workload.activation_bytes)
+        cure = f"lower train.batch_size to {batch}" if batch >= 2 else "use a smaller model.width"
+        return (
+            f"{device.id} has {_megabytes(device.memory or 0)} and needs {_megabytes(standard.memory_bytes)} even for "
+            f"standard training: {cure}"
+        )
+    spare_time = deadline - standard.transfer_seconds
+    samples = int(device.samples * spare_time / standard.compute_seconds) if spare_time > 0 else 0
+    fewer = f", or let it train on at most {samples} samples a round" if samples else ""
+    return (
+        f"{device.id} needs {standard.seconds:.3g} s even for standard training ({standard.compute_seconds:.3g} s "
+        f"computing, {standard.transfer_seconds:.3g} s transferring), the deadline is {deadline:g} s: raise it{fewer}"
+    )
+
+
+def _needed_for_at(devices: Sequence[Device], workload: Workload) -> str:
+    """The deadline at which the first of these devices could train a least share adversarially."""
+    options = [(device, cost(device, workload, Duty.PART_AT, LEAST_SHARE)) for device in devices]
+    possible = [(option.seconds, device.id) for device, option in options if _fits(device, option)]
+    if not possible:
+        return "none of its devices has the memory for it: lower train.batch_size or model.width"
+    seconds, name = min(possible)
+    return f"{name} could at a deadline of {seconds:.3g} s, on {LEAST_SHARE:.0%} of its batches"
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:.0f} MB"

@@ -1,0 +1,1 @@
+"""What leaves a run: exported networks, model files, and models for new clients."""

@@ -1,0 +1,230 @@
+"""A client's network as one file to deploy: one branch, batch norm folded, normalisation inside, and a card.
+
+    export_client("runs/first", "pen-1", "pen.onnx")
+
+The file is read back and compared with the network it came from before it takes its place: a file that exists agrees.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from fedrbn.attacks import Logits
+from fedrbn.hardware import one_thread
+from fedrbn.models.model_file import KEY, SUFFIXES, Card, ModelFileError, read, without_gradient
+from fedrbn.nets.fold import fold
+from fedrbn.nets.state import tensors
+from fedrbn.randomness import generator
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.load import Trained, load
+from fedrbn.runs.records import evaluations
+from fedrbn.types import Branch
+
+TOLERANCE = 1e-4
+"""Largest accepted difference of logits, as a part of the largest logit (or of 1): float rounding stays far below."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A written file, and how it compares with the network it came from."""
+
+    path: Path
+    card: Card
+    deviation: float
+    """Largest difference of logits from the unfolded network."""
+    kept: dict[str, str]
+    """Batch-norm layers that were not folded, and why."""
+    bytes_before: int
+    """Weights of the unfolded network, both sets of statistics reduced to one."""
+    bytes_after: int
+    """The file."""
+    milliseconds_before: float
+    """One image through the unfolded network in PyTorch, one thread, median."""
+    milliseconds_after: float
+    """The same through the file as it will be run."""
+
+
+def export_client(
+    run: Path | str, client: str, path: Path | str, branch: Branch | None = None, *, folding: bool = True
+) -> Exported:
+    """Write the network of one client of a trained run; without `branch` the one it predicts with."""
+    trained = load(run)
+    chosen = branch or predicting_branch(trained, client)
+    net = trained.client(client, chosen)
+    member = trained.plan.members[trained.clients.index(client)]
+    record = measured(RunDirectory.open(Path(run)), client, chosen)
+    card = describe(trained, chosen, client=client, domain=member.domain, **record)
+    return export_network(net, card, path, folding=folding)
+
+
+def predicting_branch(trained: Trained, client: str) -> Branch:
+    """The branch a client predicts with."""
+    trained.dual_client(client)  # a client that does not exist is refused with the nearest name
+    member = trained.plan.members[trained.clients.index(client)]
+    return trained.plan.predicting_branch(trained.state, member)
+
+
+def measured(directory: RunDirectory, client: str, branch: Branch) -> dict[str, Any]:
+    """SA, RA and the attack they were measured with, for this client and branch; empty if there are none.
+
+    Of several evaluations the one with the run's own attack counts, then the one on most images, then the newest: a
+    quick look at a few images must not replace the run's own measurement.
+    """
+    found: list[tuple[bool, int, dict[str, Any]]] = []
+    for record in evaluations(directory):
+        row = record.get("users", {}).get(client, {})
+        sa, ra = row.get(f"sa@{branch.value}"), row.get(f"ra@{branch.value}")
+        if record.get("part") == "test" and sa is not None and ra is not None:
+            name = record["attack"]
+            attack = {"name": name, "threat": record["threat"], **record["attacks"][name]}
+            images = record["samples"].get(f"sa@{branch.value}", 0)
+            found.append((bool(attack.get("in_config")), images, {"sa": sa, "ra": ra, "attack": attack}))
+    return max(reversed(found), key=lambda item: item[:2])[2] if found else {}
+
+
+def describe(trained: Trained, branch: Branch, **facts: Any) -> Card:
+    """The card of a network from a trained run; `facts` are client, domain and what was measured."""
+    experiment = trained.experiment
+    return Card.model_validate(
+        {
+            "network": experiment.model.name,
+            "width": experiment.model.width,
+            "classes": trained.classes,
+            "image_shape": trained.image_shape,
+            "method": trained.plan.method.name,
+            "branch": branch.value,
+            "folded": 0,
+            "data": experiment.data.name,
+            "run": experiment.key(),
+            "round": trained.state.round,
+            "attack": experiment.attack.model_dump(mode="json"),
+            "versions": {name: version(name) for name in ("fedrbn", "torch")},
+        }
+        | facts
+    )
+
+
+def export_network(net: nn.Module, card: Card, path: Path | str, *, folding: bool = True) -> Exported:
+    """Write an ordinary network and its card; the suffix says how: .safetensors, .onnx or .pt2."""
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise ModelFileError(f"got {path.name}; expected a name ending in {', '.join(SUFFIXES)}. Change the ending.")
+    net = net.eval()
+    example = torch.rand(16, *card.image_shape, generator=generator(0, "export", "example"))
+    result = fold(net, example[:2]) if folding else None
+    shipped = result.net if result else net
+    card = card.model_copy(update={"folded": len(result.folded) if result else 0})
+    write = {".safetensors": _write_safetensors, ".onnx": _write_onnx, ".pt2": _write_pt2}[path.suffix]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        draft = Path(folder) / path.name
+        write(shipped, card, example, draft)
+        again = read(draft, network=card.network, trust=True)  # trusted: it was written here, a line above
+        reference = without_gradient(net)
+        deviation = _agreement(reference(example), again.logits(example))
+        before, after = _milliseconds(reference, example), _milliseconds(again.logits, example)
+        draft.replace(path)
+    return Exported(
+        path=path,
+        card=card,
+        deviation=deviation,
+        kept=result.kept if result else {},
+        bytes_before=sum(tensor.nbytes for tensor in tensors(net).values()),
+        bytes_after=path.stat().st_size,
+        milliseconds_before=before,
+        milliseconds_after=after,
+    )
+
+
+def _agreement(expected: Tensor, got: Tensor) -> float:
+    """The largest difference; more than rounding is refused."""
+    deviation = float((expected - got).abs().max())
+    scale = max(1.0, float(expected.abs().max()))
+    if not deviation <= TOLERANCE * scale:  # not: a difference that is no number is refused too
+        raise ModelFileError(
+            f"got logits that differ by {deviation:.3g} after export; expected at most {TOLERANCE * scale:.3g}. "
+            "Nothing was written. Try --no-fold or another format, and report the network."
+        )
+    return deviation
+
+
+def _milliseconds(logits: Logits, example: Tensor, repeats: int = 20) -> float:
+    times = []
+    with one_thread():
+        for _ in range(repeats):
+            started = time.perf_counter()
+            logits(example[:1])
+            times.append(time.perf_counter() - started)
+    return 1000 * median(times)
+
+
+def _write_safetensors(net: nn.Module, card: Card, _: Tensor, path: Path) -> None:
+    values = {name: tensor.contiguous() for name, tensor in tensors(net).items()}
+    path.write_bytes(safetensors.torch.save(values, metadata={KEY: card.model_dump_json()}))
+
+
+def _write_onnx(net: nn.Module, card: Card, example: Tensor, path: Path) -> None:
+    try:
+        import onnx  # noqa: F401, PLC0415  (an extra, and so is the next)
+        import onnxscript  # noqa: F401, PLC0415
+    except ImportError:
+        raise ModelFileError(
+            f"got {path.name}, but onnx or onnxscript is not installed; expected the extra: "
+            "pip install 'fedrbn[export]'"
+        ) from None
+    with _quiet():
+        program = torch.onnx.export(
+            net,
+            (example[:2],),
+            dynamo=True,
+            verbose=False,
+            input_names=["pixels"],
+            output_names=["logits"],
+            dynamic_shapes=_any_batch(),
+        )
+    if program is None:
+        raise ModelFileError("got nothing from torch.onnx.export; expected a program. Export to safetensors instead.")
+    for node in program.model.graph.all_nodes():  # where in the source each came from: paths of this machine
+        node.metadata_props.clear()
+    program.model.metadata_props[KEY] = card.model_dump_json()
+    program.save(str(path), external_data=False)
+
+
+def _write_pt2(net: nn.Module, card: Card, example: Tensor, path: Path) -> None:
+    with _quiet():
+        program = torch.export.export(net, (example[:2],), dynamic_shapes=_any_batch())
+        torch.export.save(program, str(path), extra_files={f"{KEY}.json": json.dumps(card.model_dump(mode="json"))})
+
+
+def _any_batch() -> Any:
+    """The network's one input may have any number of images."""
+    return ({0: torch.export.Dim("batch")},)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what PyTorch's exporters say about themselves: a deprecation of theirs, and a package not needed."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)

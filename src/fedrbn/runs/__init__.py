@@ -1,0 +1,1 @@
+"""Run directories: train, resume, load, watch and compare runs."""

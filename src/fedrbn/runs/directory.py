@@ -1,0 +1,374 @@
+"""A run on disk: the resolved config, one JSON line per round and evaluation, checkpoints as safetensors.
+
+    config.toml         everything that decides the run
+    rounds.jsonl        one line per finished round
+    evaluations.jsonl   one line per evaluation, with ε, attack, branch, seed and versions
+    federation.json     the clients, classes and image size, to rebuild networks without the data
+    last.safetensors    the server's state after the last finished round
+    best.safetensors    the state that validation chose
+    *.previous.safetensors   the ones before these, to fall back to
+    stops.jsonl         one line per time that too few clients answered and the run stopped
+    clients/            what each client remembers from round to round, for methods that need it
+
+A file is either whole or absent: writes go to a temporary file that is renamed into place. Checkpoints carry a digest,
+the settings they belong to, and who remembered what; a run goes on from the newest one that is whole. Nothing is ever
+unpickled, and no link in the directory is followed (`fedrbn.files`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from fedrbn import config
+from fedrbn.config import ConfigError, Experiment
+from fedrbn.federated.protocol import ServerState
+from fedrbn.federated.training.memory import remembered
+from fedrbn.files import MOST_SETTINGS, Folder, StorageError, cannot_write, write_atomically
+from fedrbn.runs import checkpoint
+from fedrbn.runs.checkpoint import Best, Checkpoint, DamagedError
+from fedrbn.types import Member, Role
+
+__all__ = ["RunDirectory", "StorageError", "StorageWarning", "write_atomically"]
+
+
+_MOST_SIDE = 4096
+"""Pixels; a damaged description must not ask for a network that fits into no memory."""
+_MOST_SHOWN = 3
+"""Settings that an error names."""
+_LOCK = ".lock"
+_FILES = (
+    "federation.json",
+    "rounds.jsonl",
+    "evaluations.jsonl",
+    "stops.jsonl",
+    "last.safetensors",
+    "last.previous.safetensors",
+    "best.safetensors",
+    "best.previous.safetensors",
+)
+"""What a run writes besides its lock, its config and its folders."""
+
+
+class StorageWarning(UserWarning):
+    """Something in a run directory was damaged, and the run goes on from what is whole."""
+
+
+class RunDirectory:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = Folder(path)
+        self._experiment: Experiment | None = None
+
+    @classmethod
+    @contextmanager
+    def creating(cls, path: Path, experiment: Experiment, *, force: bool = False) -> Iterator[RunDirectory]:
+        """A new run directory, held until this block ends. One that holds a run already is refused, unless `force`
+        removes that run first. Of several processes that make the same directory, one succeeds."""
+        run = cls(path)
+        run._ensure_free(force)  # before anything is written, be it only a lock
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        with run.locked():  # a run that another process is still writing is refused, not removed
+            run._ensure_free(force)
+            run._clear()
+            run.folder.write("config.toml", experiment.to_toml().encode())
+            run._experiment = experiment
+            yield run
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment, *, force: bool = False) -> RunDirectory:
+        """As `creating`, for a run that is trained later."""
+        with cls.creating(path, experiment, force=force) as run:
+            return run
+
+    def _ensure_free(self, force: bool) -> None:
+        if self.folder.exists("config.toml"):
+            if not force:
+                raise StorageError(
+                    f"got run directory {self.path}, which holds a run already; expected a new one. Continue it with "
+                    f"--resume {self.path}, replace it with --force, or choose another --out."
+                )
+        elif self._holds_something_else():
+            raise StorageError(
+                f"got {self.path}, which is not empty and not a run; expected a new or empty directory. Choose another."
+            )
+
+    def _holds_something_else(self) -> bool:
+        """Whether there is anything that a run that was killed at its birth does not leave."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        newborn = {_LOCK, *(name for name in self.folder.names() if fnmatch(name, ".config.toml.*.tmp"))}
+        return bool(set(self.folder.names()) - newborn)
+
+    def _clear(self) -> None:
+        """Remove what belongs to a run, and nothing else; a link is removed itself."""
+        for name in _FILES:
+            self.folder.remove(name)
+        for name in ("answers", "clients"):
+            self.folder.remove_folder(name)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run directory."""
+        run = cls(path)
+        if not run.folder.exists("config.toml"):
+            raise StorageError(f"got {path}, which holds no run (no config.toml); expected one made by fedrbn run.")
+        return run
+
+    def experiment(self) -> Experiment:
+        """The run's resolved config, as it was when it was first asked for."""
+        if self._experiment is None:
+            try:
+                text = self.folder.read("config.toml", MOST_SETTINGS).decode("utf-8")
+                self._experiment = config.from_toml(text)
+            except (ConfigError, UnicodeDecodeError) as error:
+                raise StorageError(
+                    f"got {self._file('config.toml')}, which is not a valid config ({error}); expected the one that "
+                    "fedrbn run wrote. Put a copy back."
+                ) from error
+        return self._experiment
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory for one process; a second one is refused at once."""
+        lock = self.folder.open_lock(_LOCK, make=True)
+        assert lock is not None  # noqa: S101  (it was made)
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StorageError(
+                    f"got run directory {self.path}, which another process is writing; expected it to be free. "
+                    "Wait for that run or choose another --out."
+                ) from None
+            yield
+
+    def held(self) -> bool:
+        """Whether a process holds the directory: then a run in it is alive."""
+        lock = self.folder.open_lock(_LOCK, make=False)
+        if lock is None:
+            return False
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def save(self, name: str, state: ServerState, best: Best | None) -> None:
+        """Write a checkpoint, whole or not at all; the one that was there is kept as the previous one."""
+        experiment = self.experiment() if self.folder.exists("config.toml") else None
+        checkpoint = Checkpoint(state, best, experiment, remembered(self.clients, state.round))
+        prepared = self.folder.prepare(_current(name), checkpoint.encode(checkpoint))
+        if self.folder.exists(_current(name)):
+            self.folder.move(_current(name), _previous(name))
+        self.folder.place(prepared, _current(name))
+
+    def checkpoint(self, name: str) -> Checkpoint | None:
+        """Read a checkpoint of this run's experiment; None if there is none yet."""
+        return self._read(_current(name)) if self.folder.exists(_current(name)) else None
+
+    def _read(self, name: str) -> Checkpoint:
+        """A checkpoint of this run's experiment; one of another is refused."""
+        found = checkpoint.read(self.folder, name)
+        if found.experiment is not None:
+            self._ensure_same(found.experiment, name)
+        return found
+
+    def _ensure_same(self, written: Experiment, name: str) -> None:
+        """Refuse a checkpoint that was written under other settings than those in config.toml."""
+        changed = self.experiment().differences(written)
+        if changed:
+            shown = [f"{key} = {_shown(here)} (in the checkpoint {_shown(there)})" for key, here, there in changed]
+            more = f" and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
+            raise StorageError(
+                f"got {self._file('config.toml')} with {', '.join(shown[:_MOST_SHOWN])}{more}; expected the experiment "
+                f"that {self._file(name)} is of (key {written.key()}, not {self.experiment().key()}). A run keeps its "
+                "settings from its first round on: put the file back that does not belong here, or start another run "
+                "with the new settings and another --out."
+            )
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add one JSON line and make sure it is on disk."""
+        self.folder.append(name, json.dumps(record))
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """All whole JSON lines; a last line that was cut off is left out."""
+        try:
+            found = [json.loads(line) for line in self.folder.lines(name)] if self.folder.exists(name) else []
+            if not all(isinstance(record, dict) for record in found):
+                raise ValueError("something else than an object")
+            return found
+        except (ValueError, RecursionError) as error:
+            raise StorageError(
+                f"got {self._file(name)} with a line that is not JSON ({error}); expected one object a line. The file "
+                "is damaged: put a copy back, or train again with --force."
+            ) from None
+
+    def recover(self) -> None:
+        """Make ready to train on: tidy up, go back to the newest whole checkpoint, drop the lines of later rounds."""
+        self.tidy()
+        last = self._settled()
+        finished = last.state.round if last else 0
+        rounds = [record for record in self.records("rounds.jsonl") if _number(record) <= finished]
+        self._rewrite("rounds.jsonl", rounds)
+
+    def tidy(self) -> None:
+        """Drop what a crash left half written: files, and lines that were cut off. Refuses what no run has written."""
+        for name in ("config.toml", *_FILES):
+            self.folder.ensure_file(name)
+        for place in (".", "answers", *self.folder.folders("clients")):
+            for leftover in self.folder.leftovers(place):
+                self.folder.remove(leftover)
+        stopped = ["stops.jsonl"] if self.folder.exists("stops.jsonl") else []
+        for name in ("rounds.jsonl", "evaluations.jsonl", *stopped):
+            self._rewrite(name, self.records(name))
+
+    def _rewrite(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        self.folder.write(name, "".join(json.dumps(record) + "\n" for record in records).encode())
+
+    def _settled(self) -> Checkpoint | None:
+        """Put the newest checkpoint in place that is whole, and whose best state is whole too; None at the beginning.
+
+        A run is the same from whichever round it goes on, so that an older checkpoint costs time and nothing else.
+        """
+        damage: list[StorageError] = []
+        for file in (_current("last"), _previous("last")):
+            last = self._read_whole(file, damage)
+            if last is None:
+                continue
+            for chosen in (_current("best"), _previous("best")):
+                best = self._read_whole(chosen, damage) if last.best else None
+                if last.best is None or (best and best.state.round == last.best.round):
+                    self._put_in_place("last", file)
+                    self._put_in_place("best", chosen if best else None)
+                    for error in damage:
+                        note = f"{error} The run goes on from round {last.state.round}."
+                        warnings.warn(note, StorageWarning, stacklevel=4)
+                    return last
+        if damage:
+            raise damage[0]
+        if any(self.folder.exists(file) for file in (_current("last"), _previous("last"))):
+            raise StorageError(
+                f"got run {self.path} without the best state that its last checkpoint speaks of; expected "
+                "best.safetensors. Put a copy back, or remove last.safetensors and last.previous.safetensors: --resume "
+                "then trains from the beginning, to the same result."
+            )
+        self._put_in_place("best", None)  # of a first round whose end was not reached
+        return None
+
+    def _read_whole(self, name: str, damage: list[StorageError]) -> Checkpoint | None:
+        """The checkpoint, if there is one and it is whole; what is wrong with it is added to `damage`."""
+        try:
+            return self._read(name) if self.folder.exists(name) else None
+        except DamagedError as error:
+            damage.append(error)
+            return None
+
+    def _put_in_place(self, name: str, file: str | None) -> None:
+        """Make this file the current checkpoint; what is not whole, or of a round that was not finished, goes."""
+        if file is None:
+            self.folder.remove(_current(name))
+        elif file != _current(name):
+            self.folder.move(file, _current(name))
+
+    def describe(self, members: Sequence[Member], classes: Sequence[str], image_shape: Sequence[int]) -> None:
+        """Write who takes part, so that the networks can be rebuilt where the data is not at hand."""
+        content = {
+            "members": [{**asdict(member), "role": member.role.value} for member in members],
+            "classes": list(classes),
+            "image_shape": list(image_shape),
+        }
+        self.folder.write("federation.json", json.dumps(content, indent=1).encode())
+
+    def description(self) -> tuple[tuple[Member, ...], tuple[str, ...], tuple[int, int, int]]:
+        """What `describe` wrote: members, classes, image shape."""
+        path = self._file("federation.json")
+        try:
+            if not self.folder.exists("federation.json"):
+                raise ValueError("it is not there")
+            content = json.loads(self.folder.read("federation.json"))
+            members = tuple(
+                Member(str(m["id"]), str(m["domain"]), Role(m["role"]), int(m["samples"])) for m in content["members"]
+            )
+            channels, height, width = (int(side) for side in content["image_shape"])
+            if not all(1 <= side <= _MOST_SIDE for side in (channels, height, width)):
+                raise ValueError(f"image_shape {content['image_shape']}")
+            return members, tuple(str(name) for name in content["classes"]), (channels, height, width)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise StorageError(
+                f"got {path}, which cannot be read ({error!r}); expected the description of a federation. "
+                "Continue the run with --resume, which writes it anew."
+            ) from error
+
+    def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write named tensors beside the checkpoints, for example per-sample outcomes."""
+        self.folder.write(name, safetensors.torch.save({key: value.clone() for key, value in tensors.items()}))
+
+    def load_tensors(self, name: str) -> dict[str, Tensor]:
+        """Read what `save_tensors` wrote."""
+        try:
+            with self.folder.path_for_reading(name) as readable:
+                return safetensors.torch.load_file(readable)
+        except safetensors.SafetensorError as error:
+            raise StorageError(
+                f"got {self._file(name)}, which cannot be read ({error}); expected safetensors."
+            ) from None
+
+    def answers(self, number: int | None = None) -> dict[str, dict[str, Tensor]]:
+        """The per-sample answers of an evaluation, or of the newest: client → column → one boolean per sample.
+
+        Evaluation 0 is the one that ended the training.
+        """
+        number = len(self.records("evaluations.jsonl")) - 1 if number is None else number
+        found: dict[str, dict[str, Tensor]] = {}
+        for key, value in self.load_tensors(f"answers/{number}.safetensors").items():
+            client, _, column = key.partition("/")
+            found.setdefault(client, {})[column] = value
+        return found
+
+    @property
+    def clients(self) -> Path:
+        """Where clients keep what they remember from round to round."""
+        return self._file("clients")
+
+    def _file(self, name: str) -> Path:
+        return self.path / name
+
+
+def _number(record: Mapping[str, Any]) -> int:
+    number = record.get("round")
+    if not isinstance(number, int):
+        raise StorageError(
+            f"got a line of rounds.jsonl with round = {number!r}; expected a whole number. The file is damaged: put a "
+            "copy back, or train again with --force."
+        )
+    return number
+
+
+def _current(name: str) -> str:
+    return f"{name}.safetensors"
+
+
+def _previous(name: str) -> str:
+    return f"{name}.previous.safetensors"
+
+
+def _shown(value: object) -> str:
+    return "left open" if value is None else json.dumps(value)

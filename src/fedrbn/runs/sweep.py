@@ -1,0 +1,77 @@
+"""Several runs on the same federation: methods × settings × seeds, kept in one store by the key of their config."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrbn import config
+from fedrbn.attacks import PGD
+from fedrbn.config import ConfigError, Experiment, MethodConfig
+from fedrbn.federated.methods import METHODS
+from fedrbn.federated.options import options, resolved
+from fedrbn.runs.train import Watcher, resume, run
+
+Setting = tuple[str, str, list[Any]]
+"""(section, key, values): several values make a sweep."""
+
+OWN_OPTIONS = {("method", "name"): "--methods", ("run", "seed"): "--seeds"}
+"""What a sweep sets for every run itself."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep, and the row of the table that it belongs to."""
+
+    row: str
+    experiment: Experiment
+
+
+def cells(
+    values: Mapping[str, Any], methods: Sequence[str], wanted: Sequence[Setting], seeds: Sequence[int]
+) -> list[Cell]:
+    """Every combination once. An option that a built-in method does not have is left out for that method."""
+    for section, key, _ in wanted:
+        if (section, key) in OWN_OPTIONS:
+            raise ConfigError(f"got setting {section}.{key}; expected it as {OWN_OPTIONS[section, key]} of compare.")
+    found: dict[tuple[str, str], Cell] = {}
+    for method in methods:
+        own = _without_useless(values, method)
+        useful = [setting for setting in wanted if _applies(method, setting)]
+        swept = [setting for setting in useful if len(setting[2]) > 1]
+        for choice in itertools.product(*(choices for _, _, choices in useful)):
+            chosen = [(section, key, value) for (section, key, _), value in zip(useful, choice, strict=True)]
+            named = [f"{key}={value}" for section, key, value in chosen if any(s[:2] == (section, key) for s in swept)]
+            row = " ".join([method, *named])
+            for seed in seeds:
+                fixed = [("method", "name", method), ("run", "seed", seed)]
+                experiment = resolved(config.make(config.with_settings(own, [*chosen, *fixed])))
+                found.setdefault((row, experiment.key()), Cell(row, experiment))
+    return list(found.values())
+
+
+def complete(cell: Cell, store: Path, watcher: Watcher | None = None) -> dict[str, Any]:
+    """The record of a cell's run: from the store if it is there, else run or continued now."""
+    path = store / cell.experiment.run_name()
+    if not (path / "config.toml").exists():
+        return run(cell.experiment, path, watcher=watcher)
+    return resume(path, workers=cell.experiment.run.workers, watcher=watcher)
+
+
+def _without_useless(values: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """The settings of a config file without options that this method does not have."""
+    section = values.get("method", {})
+    if not isinstance(section, Mapping):
+        return dict(values)
+    return {**values, "method": {k: v for k, v in section.items() if _applies(method, ("method", k, [v]))}}
+
+
+def _applies(method: str, setting: Setting) -> bool:
+    """Whether the method has this option; one that no method has is left in, for the config to refuse."""
+    section, key, _ = setting
+    if section != "method" or key not in MethodConfig.model_fields or method not in METHODS:
+        return True
+    return key in options(METHODS[method](PGD()))

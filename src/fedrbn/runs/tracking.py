@@ -1,0 +1,108 @@
+"""Watchers beside the display: several at a time, and one that logs for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedrbn.federated.assemble import Assembly
+from fedrbn.federated.protocol import Result
+from fedrbn.files import Folder
+from fedrbn.runs.train import Watcher
+from fedrbn.types import Role
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TrackingError(ValueError):
+    """What is needed for tracking is not installed; the message says how to get it."""
+
+
+class Watchers:
+    """Several watchers as one: each is told everything, in their order."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self.watchers = tuple(watchers)
+
+    def training(self, assembly: Assembly, finished: int) -> None:
+        """See `Watcher`."""
+        for watcher in self.watchers:
+            watcher.training(assembly, finished)
+
+    def answered(self, result: Result) -> None:
+        """See `Watcher`."""
+        for watcher in self.watchers:
+            watcher.answered(result)
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        """See `Watcher`."""
+        for watcher in self.watchers:
+            watcher.round_finished(record)
+
+    def evaluating(self, clients: int) -> None:
+        """See `Watcher`."""
+        for watcher in self.watchers:
+            watcher.evaluating(clients)
+
+
+class TensorBoard:
+    """A `Watcher` that writes every round's numbers to an event file. Use it as a context manager.
+
+    Rounds that are trained again after an interruption replace those that were logged before.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import torch.utils.tensorboard as _  # noqa: F401, PLC0415  (an extra, and slow to import)
+        except ImportError as error:
+            raise TrackingError(
+                f"got --track tensorboard where tensorboard cannot be imported ({error}); expected the extra that "
+                "brings it. Install it: pip install 'fedrbn[track]'"
+            ) from None
+        self.folder = folder
+        self.writer: SummaryWriter | None = None
+        self.roles: dict[str, Role] = {}
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def training(self, assembly: Assembly, finished: int) -> None:
+        """Open the event file; only now is there a run directory."""
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+
+        self.roles = {member.id: member.role for member in assembly.plan.members}
+        Folder(self.folder.parent).names(self.folder.name)  # a link to a folder elsewhere is refused
+        self.writer = SummaryWriter(str(self.folder), purge_step=finished + 1)
+
+    def answered(self, result: Result) -> None:
+        """Nothing: a round's numbers are written when it is finished."""
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        """Write the numbers of a round."""
+        if self.writer is not None:
+            for name, value in scalars(record, self.roles).items():
+                self.writer.add_scalar(name, value, record["round"])
+            self.writer.flush()
+
+    def evaluating(self, clients: int) -> None:
+        """Nothing: the evaluation is in the run's record."""
+
+
+def scalars(record: dict[str, Any], roles: dict[str, Role]) -> dict[str, float]:
+    """The numbers of a round by the names that TensorBoard groups them by."""
+    found = {"train/lr": record["lr"], "train/seconds": record["seconds"]}
+    for role in Role:
+        losses = [metrics["loss"] for client, metrics in record["clients"].items() if roles.get(client) is role]
+        if losses:
+            found[f"loss/{role.value} users"] = fmean(losses)
+    found["clients/failed"] = float(len(record.get("failures", ())))
+    names = {"score": "score", "ra_at": "RA of AT users", "sa_st": "SA of ST users"}
+    validation = record.get("validation") or {}
+    return found | {f"validation/{n}": validation[key] for key, n in names.items() if validation.get(key) is not None}
