@@ -22,7 +22,7 @@ from typing import Any
 
 from fedrbn import config
 from fedrbn.config import Experiment
-from fedrbn.evaluation.protocol import Examination, examine
+from fedrbn.evaluation.protocol import EvaluationSettings, evaluate_clients
 from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.federated.executors.malice import attackers
 from fedrbn.federated.protocol import ServerState
@@ -89,7 +89,7 @@ def measure(cell: Cell, start: ServerState | None, store: Path) -> dict[str, Any
 
 
 def result(assembly: Assembly, start: ServerState | None) -> dict[str, Any]:
-    """Train on from the state and examine every user."""
+    """Train on from the state and evaluate_clients every user."""
     state = start or initial_state(assembly.net, assembly.plan)
     refused = 0
     with assembly.executor() as execute:
@@ -99,7 +99,7 @@ def result(assembly: Assembly, start: ServerState | None) -> dict[str, Any]:
                 refused += len(report.failures)
         except FederationError as error:  # honest clients could not train on what the attackers had made of the weights
             print(f"stopped after round {state.round}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
-        record, _ = examine(assembly, state, execute, Examination(adaptive=False))
+        record, _ = evaluate_clients(assembly, state, execute, EvaluationSettings(adaptive=False))
     malicious = attackers(assembly.experiment, assembly.plan.members)
     honest = [user for name, user in record["users"].items() if name not in malicious]
     return {

@@ -23,7 +23,7 @@ from fedrbn import PGD
 from fedrbn.config import TrainConfig
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.aggregation.mean import Contribution, mean
-from fedrbn.federated.executors.shared_memory import Shelf
+from fedrbn.federated.executors.shared_memory import SharedBuffers
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.propagation import Propagation, propagate
 from fedrbn.federated.protocol import Execute, Job, Result, Round, Upload
@@ -168,8 +168,8 @@ def main(users: int = USERS, figures: str = "docs/figures") -> None:
     rates = bandwidth()
     spread = {count: propagation(count) for count in ST_CLIENTS}
     shared = {name: tensor for name, tensor in tensors(network()).items() if tensor.is_floating_point()}
-    shelf = Shelf()
-    sharing = quickest(lambda: (shelf.take_back(), shelf.put(shared)))
+    buffers = SharedBuffers()
+    sharing = quickest(lambda: (buffers.take_back(), buffers.put(shared)))
     few, many = servers[1], servers[-1]
     models = (many["peak_mib"] - many["before_mib"]) / many["model_mib"]
     per_user = (many["peak_mib"] - few["peak_mib"]) * 1024 / (many["users"] - few["users"])

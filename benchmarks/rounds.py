@@ -32,7 +32,7 @@ from fedrbn.data.samples import Client, Samples
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.client import batches, steps_per_epoch
 from fedrbn.federated.executors.processes import processes
-from fedrbn.federated.executors.serial import Site
+from fedrbn.federated.executors.serial import ClientHost
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.objectives import Objective
 from fedrbn.federated.protocol import Evaluate
@@ -175,7 +175,7 @@ def our_workers(precision: torch.dtype | None = None) -> Iterator[Ours]:
     members = tuple(Member(f"u{i}", "d", Role.AT if i < AT else Role.ST, IMAGES) for i in range(USERS))
     clients = {m.id: Client(m.id, "d", m.role, samples(i), samples(i), samples(i)) for i, m in enumerate(members)}
     plan = Plan(members, method, layout(net, method.local), TrainConfig(rounds=1000, batch_size=BATCH, lr=LR), seed=1)
-    site = Site(clients, in_precision(fast(net), precision))
+    site = ClientHost(clients, in_precision(fast(net), precision))
     started = time.perf_counter()
     with processes(site, WORKERS) as execute:
         state = initial_state(net, plan)

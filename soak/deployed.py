@@ -17,7 +17,7 @@ import torch
 
 import fedrbn
 from fedrbn import config
-from fedrbn.deploy.fleet import Fleet, fleet, free_ports, local_plan
+from fedrbn.deploy.fleet import RunningFleet, fleet, free_ports, local_plan
 from fedrbn.deploy.site import SUPERLINK, Node, create
 from fedrbn.federated.protocol import ServerState
 from fedrbn.flower.log import events
@@ -74,7 +74,7 @@ def rows(folder: Path, kills: int, random: np.random.Generator) -> list[Row]:
     ]
 
 
-def _kill_node(deployed: Fleet, name: str, run: Path) -> None:
+def _kill_node(deployed: RunningFleet, name: str, run: Path) -> None:
     """Kill a node, wait until the server has missed it, and start it again."""
     before = _missed(run)
     deployed.kill(name)
@@ -82,7 +82,7 @@ def _kill_node(deployed: Fleet, name: str, run: Path) -> None:
     deployed.revive_node(name)
 
 
-def _steal_place(deployed: Fleet, run: Path) -> None:
+def _steal_place(deployed: RunningFleet, run: Path) -> None:
     """Kill a node and have another one, with a key of its own, claim its client; then the owner comes back."""
     before, victim = _missed(run), NODES[0]
     deployed.kill(victim)

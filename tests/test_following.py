@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fedrbn.cli import app
 from fedrbn.config import Experiment
 from fedrbn.runs.directory import RunDirectory, StorageError
-from fedrbn.runs.watch import Phase, follow, planned_rounds
+from fedrbn.runs.watch import RunStage, follow, planned_rounds
 from fedrbn.types import Member, Role
 
 
@@ -52,14 +52,14 @@ def test_every_round_is_seen_and_the_end(begun: RunDirectory, trained: Path) -> 
             lambda: [begun.append("rounds.jsonl", record) for record in (third, fourth)],
             lambda: begun.append("evaluations.jsonl", {"mean": {}}),
         )
-        seen = [(sight.story.finished, sight.phase) for sight in follow(begun.path, sleep=clock)]
+        seen = [(status.history.finished, status.stage) for status in follow(begun.path, sleep=clock)]
     # half a line is no round, so nothing is shown for it
     assert seen == [
-        (0, Phase.TRAINING),
-        (1, Phase.TRAINING),
-        (2, Phase.TRAINING),
-        (4, Phase.EVALUATING),
-        (4, Phase.FINISHED),
+        (0, RunStage.TRAINING),
+        (1, RunStage.TRAINING),
+        (2, RunStage.TRAINING),
+        (4, RunStage.EVALUATING),
+        (4, RunStage.FINISHED),
     ]
 
 
@@ -83,15 +83,15 @@ def test_a_thread_writes_while_we_look(begun: RunDirectory, trained: Path) -> No
     started.wait(10)
     *_, last = follow(begun.path, every=0.01)
     writer.join(10)
-    assert last.phase is Phase.FINISHED
-    assert [own.round for own in last.story.chapters] == [1, 2, 3, 4]
+    assert last.stage is RunStage.FINISHED
+    assert [own.round for own in last.history.entries] == [1, 2, 3, 4]
 
 
 def test_a_run_that_nobody_trains_is_said_not_to_be_alive(begun: RunDirectory, trained: Path) -> None:
     begun.append("rounds.jsonl", rounds(trained)[0])
     waits: list[float] = []
     (last,) = follow(begun.path, every=0.5, sleep=waits.append)
-    assert (last.phase, last.story.finished, last.story.rounds) == (Phase.STOPPED, 1, 4)
+    assert (last.stage, last.history.finished, last.history.rounds) == (RunStage.STOPPED, 1, 4)
     assert waits == [0.5]  # it is looked at a second time: it might just have been starting
 
 
@@ -100,8 +100,8 @@ def test_a_run_that_starts_between_two_looks_is_followed(begun: RunDirectory) ->
         clock = steps(
             lambda: stack.enter_context(begun.locked()), lambda: begun.append("evaluations.jsonl", {"mean": {}})
         )
-        seen = [sight.phase for sight in follow(begun.path, sleep=clock)]
-    assert seen == [Phase.TRAINING, Phase.FINISHED]
+        seen = [status.stage for status in follow(begun.path, sleep=clock)]
+    assert seen == [RunStage.TRAINING, RunStage.FINISHED]
 
 
 def test_a_run_that_is_resumed_forgets_the_rounds_it_lost(begun: RunDirectory, trained: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_run_that_is_resumed_forgets_the_rounds_it_lost(begun: RunDirectory, t
             lambda: (begun.path / "rounds.jsonl").write_text(json.dumps(first) + "\n"),
             lambda: begun.append("evaluations.jsonl", {"mean": {}}),
         )
-        assert [sight.story.finished for sight in follow(begun.path, sleep=clock)] == [2, 1, 1]
+        assert [status.history.finished for status in follow(begun.path, sleep=clock)] == [2, 1, 1]
 
 
 def test_why_it_stopped_is_told(begun: RunDirectory) -> None:

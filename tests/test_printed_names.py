@@ -10,8 +10,8 @@ import pytest
 from rich.table import Table
 
 from fedrbn.cli import output
-from fedrbn.cli.output import printable
 from fedrbn.cli.page import Page
+from fedrbn.cli.printable import printable
 from fuzz.cases import REFUSED, command
 
 CLI = Path(output.__file__).parent

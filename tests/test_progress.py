@@ -13,7 +13,7 @@ import fedrbn
 from fedrbn.config import Experiment
 from fedrbn.federated.protocol import Answers, Failure, Upload
 from fedrbn.runs.display import Activity, Display, panel, plain_line
-from fedrbn.runs.history import Story
+from fedrbn.runs.history import RoundHistory
 from fedrbn.types import Role
 
 ROLES = {"a": Role.AT, "b": Role.ST}
@@ -39,13 +39,13 @@ def test_activity_counts_clients_by_role_and_failures() -> None:
 
 
 def test_the_panel_shows_rounds_sparklines_and_clients() -> None:
-    story = Story(4, ROLES).after(
+    history = RoundHistory(4, ROLES).after(
         [
             record(1, validation={"ra_at": 0.1, "sa_st": 0.6}),
             record(2, validation={"ra_at": 0.3, "sa_st": 0.5}),
         ]
     )
-    lines = [" ".join(line.split()) for line in text(panel(story, "mine", "training", "AT 1")).splitlines()]
+    lines = [" ".join(line.split()) for line in text(panel(history, "mine", "training", "AT 1")).splitlines()]
     assert lines[0].startswith("mine round")
     assert lines[0].endswith("2/4 20 s left")  # two rounds to go, ten seconds each
     assert lines[1:] == [
@@ -57,17 +57,17 @@ def test_the_panel_shows_rounds_sparklines_and_clients() -> None:
 
 
 def test_a_panel_before_the_first_round_claims_nothing() -> None:
-    shown = text(panel(Story(4, ROLES), "mine", "starting", ""))
+    shown = text(panel(RoundHistory(4, ROLES), "mine", "starting", ""))
     assert "0/4" in shown
     assert "left" not in shown
     assert "loss" not in shown
 
 
 def test_a_plain_line_keeps_the_last_validation() -> None:
-    story = Story(4, ROLES).after([record(1, validation={"ra_at": 0.25, "sa_st": None}), record(2)])
-    assert plain_line(story.until(1), "t") == "t: round 1/4  loss 1.500  validation RA of AT users 25.0%  30 s left"
-    assert plain_line(story, "t") == "t: round 2/4  loss 1.000  validation RA of AT users 25.0%  20 s left"
-    failed = story.after([record(3, failures=[{"client": "b", "round": 3, "cause": "x"}])])
+    history = RoundHistory(4, ROLES).after([record(1, validation={"ra_at": 0.25, "sa_st": None}), record(2)])
+    assert plain_line(history.until(1), "t") == "t: round 1/4  loss 1.500  validation RA of AT users 25.0%  30 s left"
+    assert plain_line(history, "t") == "t: round 2/4  loss 1.000  validation RA of AT users 25.0%  20 s left"
+    failed = history.after([record(3, failures=[{"client": "b", "round": 3, "cause": "x"}])])
     assert "  1 failed  10 s left" in plain_line(failed, "t")
 
 
@@ -75,7 +75,7 @@ def test_failures_and_warnings_are_told_on_and_off_a_terminal() -> None:
     for terminal in (True, False):
         page = io.StringIO()
         with Display(Console(file=page, force_terminal=terminal, width=120), "t") as display:
-            display.story = Story(3, ROLES)
+            display.history = RoundHistory(3, ROLES)
             failures = [{"client": "b", "round": 1, "cause": "[lost]"}]
             display.round_finished(record(1, failures=failures, warning="diverges"))
         assert "t: client b is left out of round 1: [lost]" in page.getvalue()
@@ -89,6 +89,6 @@ def test_a_real_run_on_a_terminal(tiny: Callable[..., Experiment], tmp_path: Pat
         fedrbn.run(experiment, tmp_path / "run", watcher=display)
         assert display.activity.name == "mine evaluating"
         assert display.activity.answered == {"AT": 1, "ST": 4, "failed": 0}
-    assert display.story.finished == 2
-    assert len(display.story.values("sa_st")) == 2
+    assert display.history.finished == 2
+    assert len(display.history.values("sa_st")) == 2
     assert "5 clients (1 AT, 4 ST), 2 rounds to go, 1 worker(s); estimated time" in page.getvalue()

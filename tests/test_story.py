@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedrbn.runs.history import Chapter, Story, chapter, sparkline
+from fedrbn.runs.history import RoundEntry, RoundHistory, round_entry, sparkline
 from fedrbn.types import Role
 
 ROLES = {"a": Role.AT, "b": Role.ST, "c": Role.ST}
@@ -45,39 +45,39 @@ def test_long_sparklines_average_neighbours() -> None:
 def test_a_chapter_counts_who_took_part_and_who_failed() -> None:
     failures = [{"client": "c", "round": 3, "cause": "x"}, {"client": "c", "round": 3, "cause": "again"}]
     validation = {"score": 0.4, "ra_at": 0.2, "sa_st": 0.5}
-    told = chapter(record(3, failures=failures, validation=validation), ROLES)
-    assert told == Chapter(3, 2.0, at=1, st=1, failed=1, loss=1.5, ra_at=0.2, sa_st=0.5)
+    told = round_entry(record(3, failures=failures, validation=validation), ROLES)
+    assert told == RoundEntry(3, 2.0, at=1, st=1, failed=1, loss=1.5, ra_at=0.2, sa_st=0.5)
 
 
 def test_a_round_without_validation_and_without_uploads() -> None:
-    told = chapter({"round": 1, "clients": {}, "seconds": 1.0, "validation": None}, ROLES)
-    assert told == Chapter(1, 1.0, at=0, st=0, failed=0)
+    told = round_entry({"round": 1, "clients": {}, "seconds": 1.0, "validation": None}, ROLES)
+    assert told == RoundEntry(1, 1.0, at=0, st=0, failed=0)
 
 
 def test_time_left_is_what_recent_rounds_took() -> None:
-    story = Story(10, ROLES)
-    assert story.seconds_left is None
-    story = story.after([record(1, 3.0), record(2, 5.0)])
-    assert story.finished == 2
-    assert story.seconds_left == pytest.approx(4.0 * 8)  # eight rounds to go at (3 + 5) / 2 seconds
-    slow_start = Story(100, ROLES).after([record(1, 1000.0), *(record(n, 1.0) for n in range(2, 22))])
+    history = RoundHistory(10, ROLES)
+    assert history.seconds_left is None
+    history = history.after([record(1, 3.0), record(2, 5.0)])
+    assert history.finished == 2
+    assert history.seconds_left == pytest.approx(4.0 * 8)  # eight rounds to go at (3 + 5) / 2 seconds
+    slow_start = RoundHistory(100, ROLES).after([record(1, 1000.0), *(record(n, 1.0) for n in range(2, 22))])
     assert slow_start.seconds_left == pytest.approx(79.0)  # the first of 21 rounds is not recent any more
 
 
 def test_a_resumed_run_counts_from_where_it_was() -> None:
-    story = Story(10, ROLES, finished=6)
-    assert story.finished == 6
-    assert story.after([]).finished == 6
-    assert story.after([record(7)]).seconds_left == pytest.approx(2.0 * 3)
+    history = RoundHistory(10, ROLES, finished=6)
+    assert history.finished == 6
+    assert history.after([]).finished == 6
+    assert history.after([record(7)]).seconds_left == pytest.approx(2.0 * 3)
 
 
 def test_until_gives_the_story_as_it_was() -> None:
-    story = Story(5, ROLES).after([record(1), record(2), record(3)])
-    assert story.until(2) == Story(5, ROLES).after([record(1), record(2)])
+    history = RoundHistory(5, ROLES).after([record(1), record(2), record(3)])
+    assert history.until(2) == RoundHistory(5, ROLES).after([record(1), record(2)])
 
 
 def test_values_skip_rounds_that_were_not_validated() -> None:
-    story = Story(3, ROLES).after([record(1), record(2, validation={"ra_at": None, "sa_st": 0.5}), record(3)])
-    assert story.values("sa_st") == [0.5]
-    assert story.values("ra_at") == []
-    assert story.values("loss") == [1.5, 1.5, 1.5]
+    history = RoundHistory(3, ROLES).after([record(1), record(2, validation={"ra_at": None, "sa_st": 0.5}), record(3)])
+    assert history.values("sa_st") == [0.5]
+    assert history.values("ra_at") == []
+    assert history.values("loss") == [1.5, 1.5, 1.5]

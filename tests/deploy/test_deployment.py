@@ -23,9 +23,9 @@ import torch
 import fedrbn
 from fedrbn import config
 from fedrbn.config import Experiment
-from fedrbn.deploy.fleet import Fleet, fleet, free_ports, local_plan
+from fedrbn.deploy.fleet import RunningFleet, fleet, free_ports, local_plan
 from fedrbn.deploy.processes import Identity, alive, family
-from fedrbn.deploy.site import Node, Plan, Site, create, renew_node
+from fedrbn.deploy.site import Node, Site, SitePlan, create, renew_node
 from fedrbn.federated.protocol import ServerState
 from fedrbn.flower.log import events
 from fedrbn.runs.directory import RunDirectory
@@ -58,7 +58,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 @pytest.fixture(scope="module")
-def deployed(site: Site) -> Iterator[Fleet]:
+def deployed(site: Site) -> Iterator[RunningFleet]:
     """A SuperLink and four nodes that it knows."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     members: set[Identity] = set()
@@ -95,7 +95,7 @@ def of_method(name: str) -> Experiment:
 
 
 @pytest.mark.parametrize("method", ["fedrbn", "fatavg"])
-def test_a_deployment_gives_the_weights_of_an_embedded_run(deployed: Fleet, tmp_path: Path, method: str) -> None:
+def test_a_deployment_gives_the_weights_of_an_embedded_run(deployed: RunningFleet, tmp_path: Path, method: str) -> None:
     here = fedrbn.run(of_method(method), tmp_path / "embedded")
     run = deployed.submit_experiment(method, of_method(method))
     assert deployed.wait(run, PATIENCE) == "finished:completed"
@@ -110,11 +110,11 @@ def test_a_deployment_gives_the_weights_of_an_embedded_run(deployed: Fleet, tmp_
     assert record["samples_digest"] == here["samples_digest"]
 
 
-def guest(deployed: Fleet, folder: Path) -> Site:
+def guest(deployed: RunningFleet, folder: Path) -> Site:
     """Another site, with an authority and a node of its own, whose node calls at the deployment's server."""
     (port,) = free_ports(1)
     node = Node("guest", partition=0, port=port)
-    return create(folder, Plan(("localhost",), deployed.site.port, (node,), config.make(SMALL)))
+    return create(folder, SitePlan(("localhost",), deployed.site.port, (node,), config.make(SMALL)))
 
 
 def refused(site: Site) -> str:
@@ -126,7 +126,7 @@ def refused(site: Site) -> str:
         return process.tail(40)
 
 
-def test_an_unregistered_key_is_refused(deployed: Fleet, tmp_path: Path) -> None:
+def test_an_unregistered_key_is_refused(deployed: RunningFleet, tmp_path: Path) -> None:
     site = guest(deployed, tmp_path / "guest")
     shutil.copy(deployed.site.authority / "ca.crt", site.node("guest") / "ca.crt")
     until(lambda: deployed.online() == len(NODES))
@@ -134,7 +134,7 @@ def test_an_unregistered_key_is_refused(deployed: Fleet, tmp_path: Path) -> None
     assert deployed.online() == len(NODES)
 
 
-def test_a_server_with_a_certificate_of_another_authority_is_refused(deployed: Fleet, tmp_path: Path) -> None:
+def test_a_server_with_a_certificate_of_another_authority_is_refused(deployed: RunningFleet, tmp_path: Path) -> None:
     assert "certificate verify failed" in refused(guest(deployed, tmp_path / "guest"))
 
 
@@ -148,7 +148,7 @@ def own_address() -> str | None:
         return str(probe.getsockname()[0])
 
 
-def test_other_machines_cannot_start_runs_or_register_keys(deployed: Fleet) -> None:
+def test_other_machines_cannot_start_runs_or_register_keys(deployed: RunningFleet) -> None:
     outside = own_address()
     if outside is None:
         pytest.skip("this machine has no address but the loopback")
@@ -169,7 +169,7 @@ def test_other_machines_cannot_start_runs_or_register_keys(deployed: Fleet) -> N
     assert status(outside, "/v1/fleet/get-run") == 401  # reached, and refused for want of a key
 
 
-def test_a_renewed_key_is_accepted_once_it_is_registered(deployed: Fleet) -> None:
+def test_a_renewed_key_is_accepted_once_it_is_registered(deployed: RunningFleet) -> None:
     deployed.stop("node-3")
     renew_node(deployed.site, "node-3")
     process = deployed.start_node("node-3")
@@ -179,7 +179,7 @@ def test_a_renewed_key_is_accepted_once_it_is_registered(deployed: Fleet) -> Non
     deployed.revive_node("node-3")
 
 
-def test_dropouts(deployed: Fleet) -> None:
+def test_dropouts(deployed: RunningFleet) -> None:
     """In one round a node raises, one is late and one is killed; then the SuperLink is killed. Nobody else suffers."""
     site, names = deployed.site, dict(zip(NODES, DOMAINS, strict=True))
     deployed.stop(*NODES)
@@ -222,7 +222,7 @@ def test_dropouts(deployed: Fleet) -> None:
         assert trained.client(client)(image).isfinite().all()
 
 
-def test_logs_hold_no_secrets(deployed: Fleet) -> None:
+def test_logs_hold_no_secrets(deployed: RunningFleet) -> None:
     keys = [path.read_text().splitlines()[1] for path in deployed.site.root.rglob("*.key")]
     assert len(keys) == 6  # the authority's, the server's, and those of four nodes
     written = "".join(path.read_text(errors="replace") for path in deployed.logs.iterdir())

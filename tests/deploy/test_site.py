@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedrbn import config
 from fedrbn.cli import app
-from fedrbn.deploy.site import DeployError, Node, Plan, Site, create, renew_node, renew_server
+from fedrbn.deploy.site import DeployError, Node, Site, SitePlan, create, renew_node, renew_server
 
 SERVER = [
     "app/pyproject.toml",
@@ -39,9 +39,9 @@ LAYOUT = sorted(
 )
 
 
-def plan(*nodes: Node) -> Plan:
+def plan(*nodes: Node) -> SitePlan:
     chosen = nodes or (Node("a", partition=0), Node("b", data="my_site.images:factory", port=9095))
-    return Plan(("fed.example.org", "192.0.2.7"), 9092, chosen, config.make({}))
+    return SitePlan(("fed.example.org", "192.0.2.7"), 9092, chosen, config.make({}))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_node_files_say_what_was_asked(site: Site) -> None:
 
 
 def test_an_ipv6_server_is_written_in_brackets(tmp_path: Path) -> None:
-    made = create(tmp_path / "six", Plan(("fd00::2",), 9092, (Node("a"),), config.make({})))
+    made = create(tmp_path / "six", SitePlan(("fd00::2",), 9092, (Node("a"),), config.make({})))
     assert "--superlink [fd00::2]:9092 " in (made.node("a") / "supernode.sh").read_text()
 
 
@@ -152,7 +152,7 @@ def test_plans_that_cannot_work_are_refused(
     hosts: tuple[str, ...], port: int, nodes: tuple[Node, ...], words: str
 ) -> None:
     with pytest.raises((DeployError, ValueError), match=words):
-        Plan(hosts, port, nodes, config.make({}))
+        SitePlan(hosts, port, nodes, config.make({}))
 
 
 def test_renewing_a_node_changes_its_two_files_only(tmp_path: Path) -> None:

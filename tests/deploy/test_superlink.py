@@ -40,7 +40,7 @@ def test_strangers_may_ask_the_fleet_api(path: str) -> None:
 
 
 def test_paths_that_only_resemble_the_fleet_api_are_refused() -> None:
-    for path in ("/v1/fleet", "//v1/fleet/x", "/v1/control/../fleet/x", "/v1/Fleet/x"):
+    for path in ("/v1/fleet", "//v1/fleet/x", "/v1/control/../fleet/x", "/v1/RunningFleet/x"):
         assert not admitted(scope(path, ("192.0.2.7", 5)))
 
 

@@ -17,7 +17,7 @@ from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import METHODS, fedrbn
 from fedrbn.federated.protocol import Train, Upload
 from fedrbn.federated.server import federate, initial_state
-from fedrbn.federated.uploads.validation import Gate, UploadError, layer_of, length, scratch, worst_layer
+from fedrbn.federated.uploads.validation import UploadCheck, UploadError, layer_of, length, scratch, worst_layer
 from fedrbn.types import Role, Tensors
 
 ATTACK = PGD(eps=0.1, steps=2, step_size=0.06)
@@ -28,7 +28,7 @@ PLAN = plan(METHOD, PLACE.net, list(WHO.values()))
 START = initial_state(PLACE.net, PLAN)
 SENT = {**START.shared, **START.personal["c0"]}
 LENGTHS = {name: length(tensor) for name, tensor in SENT.items() if tensor.is_floating_point()}
-GATE = Gate(PLAN.members[0], SENT, LENGTHS, PLAN.names, max_update=10.0, scratch=scratch())
+GATE = UploadCheck(PLAN.members[0], SENT, LENGTHS, PLAN.names, max_update=10.0, scratch=scratch())
 WEIGHT, VARIANCE, MEAN = "network.1.weight", "network.2.noised.running_var", "network.2.clean.running_mean"
 
 
@@ -129,11 +129,11 @@ def test_what_cannot_be_used_is_refused_with_a_reason(fault: str) -> None:
 
 
 def test_st_users_do_not_send_bn_a() -> None:
-    gate = replace(GATE, member=PLAN.members[1], sent={**START.shared, **START.personal["c1"]})
+    check = replace(GATE, member=PLAN.members[1], sent={**START.shared, **START.personal["c1"]})
     upload = real("c1")
-    gate.admit(upload)
+    check.admit(upload)
     with pytest.raises(UploadError, match=r"got personal tensor 'network\.2\.noised"):
-        gate.admit(replace(upload, personal=GOOD.personal))
+        check.admit(replace(upload, personal=GOOD.personal))
 
 
 def test_an_update_is_measured_against_a_norm_of_at_least_one() -> None:
@@ -146,10 +146,10 @@ def test_an_update_is_measured_against_a_norm_of_at_least_one() -> None:
     )
     half.personal[MEAN] = torch.zeros(3)
     half.personal["network.2.clean.num_batches_tracked"] = torch.tensor(1)
-    gate, norm = replace(GATE, sent=zero, lengths=dict.fromkeys(zero, 0.0)), math.sqrt(18 / 4)
-    assert replace(gate, max_update=norm + 1e-6).admit(half).growth == pytest.approx(norm)
+    check, norm = replace(GATE, sent=zero, lengths=dict.fromkeys(zero, 0.0)), math.sqrt(18 / 4)
+    assert replace(check, max_update=norm + 1e-6).admit(half).growth == pytest.approx(norm)
     with pytest.raises(UploadError, match="times as long"):
-        replace(gate, max_update=norm - 1e-6).admit(half)
+        replace(check, max_update=norm - 1e-6).admit(half)
 
 
 @pytest.mark.parametrize("name", METHODS)

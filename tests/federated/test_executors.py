@@ -21,9 +21,8 @@ from fedrbn.attacks import PGD, Untargeted
 from fedrbn.config import FaultsConfig
 from fedrbn.data.samples import Samples
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy
-from fedrbn.federated.executors import processes
 from fedrbn.federated.executors.processes import processes
-from fedrbn.federated.executors.serial import Site, serial
+from fedrbn.federated.executors.serial import ClientHost, serial
 from fedrbn.federated.methods import METHODS, Method, fedrbn
 from fedrbn.federated.protocol import (
     Answers,
@@ -237,7 +236,7 @@ def test_a_client_that_hangs_past_its_deadline_is_given_up_and_the_others_go_on(
 @pytest.mark.slow
 def test_a_worker_that_hangs_before_it_is_ready_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine stops it while it starts: nothing of the job is lost, it is done by a new one."""
-    monkeypatch.setattr(executors, "_STARTUP_SECONDS", 0.0)
+    monkeypatch.setattr("fedrbn.federated.executors.processes._STARTUP_SECONDS", 0.0)
     todo, state = lenient(METHOD, deadline_seconds=20.0)
     before = set(multiprocessing.active_children())
     with processes(site(METHOD, PAIR), workers=1) as execute:
@@ -281,7 +280,7 @@ def test_workers_that_cannot_start_end_the_run_with_a_remedy() -> None:
 
 def test_the_global_random_state_is_neither_used_nor_moved() -> None:
     """Even for dropout, which draws from it."""
-    place = Site(WHO, METHOD.network(network(dropout=True)))
+    place = ClientHost(WHO, METHOD.network(network(dropout=True)))
     todo = plan(METHOD, place.net, list(WHO.values()))
     start = initial_state(place.net, todo)
     ends = []

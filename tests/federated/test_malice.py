@@ -23,7 +23,7 @@ from fedrbn.federated.executors.malice import (
     attackers,
     from_config,
 )
-from fedrbn.federated.executors.serial import Site, serial
+from fedrbn.federated.executors.serial import ClientHost, serial
 from fedrbn.federated.methods import fatavg, fedrbn
 from fedrbn.federated.protocol import Job, Result, Round, Train, Upload
 from fedrbn.federated.server import federate, initial_state
@@ -141,11 +141,11 @@ def test_every_attack_runs_in_a_federation(attack: str) -> None:
     todo = plan(method, net, list(who.values()), rounds=1)
     malice = from_config(make({"malice": {"attack": attack, "share": 0.5}}), todo.members, todo.names.batch_norms)
     assert malice is not None
-    site = Site(malice.data(who, 2), net)
+    site = ClientHost(malice.data(who, 2), net)
     start = initial_state(net, todo)
     with malice.among(nullcontext(serial(site))) as execute:
         ((attacked, _),) = federate(start, todo, execute)
-    ((honest, _),) = federate(start, todo, serial(Site(who, net)))
+    ((honest, _),) = federate(start, todo, serial(ClientHost(who, net)))
     changed = [
         *(not torch.equal(value, honest.shared[name]) for name, value in attacked.shared.items()),
         *(

@@ -14,7 +14,7 @@ from fedrbn.config import ConfigError, make
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.aggregation.mean import Contribution
 from fedrbn.federated.client import local_update
-from fedrbn.federated.executors.serial import Site, serial
+from fedrbn.federated.executors.serial import ClientHost, serial
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.privacy.mechanism import (
     Mechanism,
@@ -92,12 +92,12 @@ def test_a_variance_stays_positive_whatever_the_noise() -> None:
         assert math.isfinite(made["mean"].item())
 
 
-def job_of(role: Role) -> tuple[Site, Round, Train]:
+def job_of(role: Role) -> tuple[ClientHost, Round, Train]:
     who = clients((role, 12))
     net = METHOD.network(network())
     todo = plan(METHOD, net, list(who.values()))
     start = initial_state(net, todo)
-    return Site(who, net), todo.round(start), Train("c0", role, start.personal["c0"], calibrate=False)
+    return ClientHost(who, net), todo.round(start), Train("c0", role, start.personal["c0"], calibrate=False)
 
 
 def upload(role: Role, privacy: Privacy) -> tuple[Upload, Tensors]:
@@ -189,7 +189,7 @@ def test_clients_go_on_from_what_the_server_has() -> None:
     states = [
         state
         for state, _ in federate(
-            initial_state(net, todo), todo, serial(Site(who, net, None, Privacy(Mechanism(clip, HARDLY))))
+            initial_state(net, todo), todo, serial(ClientHost(who, net, None, Privacy(Mechanism(clip, HARDLY))))
         )
     ]
     layers = [bn for bn in todo.names.batch_norms if bn.branch is Branch.CLEAN]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedrbn.federated.propagation import Propagation, Standing, Weighting, propagate, similarity, softmax
+from fedrbn.federated.propagation import DonorFreshness, Propagation, Weighting, propagate, similarity, softmax
 from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
 
@@ -113,7 +113,7 @@ def test_a_receiver_that_never_trained_weighs_its_donors_the_same() -> None:
     assert alpha[1, 0] > 0.99, "the other receiver keeps its own row"
 
 
-NEW = Standing(untrained=frozenset({"new"}))
+NEW = DonorFreshness(untrained=frozenset({"new"}))
 
 
 def test_a_receiver_that_did_train_is_believed_even_if_its_means_are_zero() -> None:
@@ -128,17 +128,19 @@ def test_a_receiver_that_did_train_is_believed_even_if_its_means_are_zero() -> N
 def test_a_stale_donor_fades() -> None:
     """α = (0.8320184, 0.1679816) as above; p counts a quarter: (0.2080046, 0.1679816) / 0.3759862."""
     weigh = Propagation(temperature=0.1).weights
-    alpha = weigh(PERSONAL, ["k"], ["p", "q"], LAYERS, Standing(fading={"p": 0.25}))
+    alpha = weigh(PERSONAL, ["k"], ["p", "q"], LAYERS, DonorFreshness(fading={"p": 0.25}))
     torch.testing.assert_close(alpha, torch.tensor([[0.5532240, 0.4467760]], dtype=torch.float64), rtol=1e-6, atol=0)
-    uniform = Propagation(Weighting.UNIFORM).weights(PERSONAL, ["k"], ["p", "q"], LAYERS, Standing(fading={"p": 0.25}))
+    uniform = Propagation(Weighting.UNIFORM).weights(
+        PERSONAL, ["k"], ["p", "q"], LAYERS, DonorFreshness(fading={"p": 0.25})
+    )
     assert uniform.tolist() == [[0.2, 0.8]]
 
 
 def test_donors_that_are_equally_stale_weigh_as_if_they_were_fresh() -> None:
     weigh = Propagation(temperature=0.1).weights
-    both = weigh(PERSONAL, ["k"], ["p", "q"], LAYERS, Standing(fading={"p": 1e-12, "q": 1e-12}))
+    both = weigh(PERSONAL, ["k"], ["p", "q"], LAYERS, DonorFreshness(fading={"p": 1e-12, "q": 1e-12}))
     torch.testing.assert_close(both, weigh(PERSONAL, ["k"], ["p", "q"], LAYERS))
-    fresh = weigh(PERSONAL, ["k"], ["p", "q"], LAYERS, Standing(fading={"p": 1.0}))
+    fresh = weigh(PERSONAL, ["k"], ["p", "q"], LAYERS, DonorFreshness(fading={"p": 1.0}))
     assert torch.equal(fresh, weigh(PERSONAL, ["k"], ["p", "q"], LAYERS)), "bit for bit"
 
 

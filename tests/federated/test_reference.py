@@ -25,7 +25,7 @@ from fedrbn.config import TrainConfig
 from fedrbn.data.samples import Client, Samples
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.client import batches, steps_per_epoch
-from fedrbn.federated.executors.serial import Site, serial
+from fedrbn.federated.executors.serial import ClientHost, serial
 from fedrbn.federated.methods import METHODS, FineTuning, Method, fedrbn, fedrbn_noprop
 from fedrbn.federated.objectives import Calibrated
 from fedrbn.federated.protocol import ServerState
@@ -107,7 +107,7 @@ def state_after(
         seed=SEED,
     )
     with tempfile.TemporaryDirectory() as store:  # for methods whose clients remember something
-        site = Site({c.id: c for c in clients}, kernels(net), Path(store))
+        site = ClientHost({c.id: c for c in clients}, kernels(net), Path(store))
         *_, (state, _) = federate(initial_state(net, plan), plan, serial(site))
     return state
 

@@ -11,7 +11,7 @@ import pytest
 from federated.tiny import clients, network, plan
 from fedrbn.attacks import PGD
 from fedrbn.data.samples import Client
-from fedrbn.federated.executors.serial import Site, serial
+from fedrbn.federated.executors.serial import ClientHost, serial
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.objectives import Calibrated
 from fedrbn.federated.propagation import Propagation
@@ -174,7 +174,7 @@ def by_package(members: dict[str, Client], rounds: int) -> ServerState:
     )
     net = method.network(network())
     todo = plan(method, net, list(members.values()), rounds=rounds)
-    *_, (state, _) = federate(initial_state(net, todo), todo, serial(Site(members, net)))
+    *_, (state, _) = federate(initial_state(net, todo), todo, serial(ClientHost(members, net)))
     return state
 
 

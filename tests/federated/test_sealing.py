@@ -11,7 +11,7 @@ from federated.tiny import clients, plan, site
 from fedrbn.attacks import PGD
 from fedrbn.federated.executors.processes import processes
 from fedrbn.federated.executors.serial import serial
-from fedrbn.federated.executors.shared_memory import Loans, Returned, Shelf, opened, sealed
+from fedrbn.federated.executors.shared_memory import BorrowedBuffers, Returned, SharedBuffers, packed, unpacked
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.protocol import Train, Upload
 from fedrbn.federated.server import initial_state
@@ -37,74 +37,74 @@ def same(one: Tensors, other: Tensors) -> bool:
 def test_a_parcel_holds_tensors_of_any_type_and_shape(drawn: list[tuple[torch.dtype, list[int]]]) -> None:
     random = torch.Generator().manual_seed(1)
     tensors = {f"t{i}": (torch.rand(shape, generator=random) * 100).to(dtype) for i, (dtype, shape) in enumerate(drawn)}
-    assert same(Loans().unpacked(Shelf().put(tensors)), tensors)
+    assert same(BorrowedBuffers().unpacked(SharedBuffers().put(tensors)), tensors)
 
 
 def test_a_tensor_that_is_not_contiguous_arrives_as_it_was() -> None:
     image = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    got = Loans().unpacked(Shelf().put({"w": image}))["w"]
+    got = BorrowedBuffers().unpacked(SharedBuffers().put({"w": image}))["w"]
     assert torch.equal(got, image)
     assert got.is_contiguous()
 
 
 def test_a_block_is_used_again_only_when_no_tensor_in_it_is_alive() -> None:
-    shelf, loans = Shelf(), Loans()
-    first = loans.unpacked(shelf.send({"a": torch.ones(100), "b": torch.ones(7)}))
+    buffers, borrowed = SharedBuffers(), BorrowedBuffers()
+    first = borrowed.unpacked(buffers.send({"a": torch.ones(100), "b": torch.ones(7)}))
     kept = first.pop("b")[2:5]  # a view of a view is enough
     del first
-    assert loans.ended() == Returned(())
-    second = loans.unpacked(shelf.send({"a": torch.zeros(100), "b": torch.zeros(7)}))
+    assert borrowed.ended() == Returned(())
+    second = borrowed.unpacked(buffers.send({"a": torch.zeros(100), "b": torch.zeros(7)}))
     assert kept.tolist() == [1, 1, 1]
-    assert len(shelf.blocks) == 2
+    assert len(buffers.blocks) == 2
     del second
-    assert loans.ended() == Returned((1,))
-    assert loans.ended() == Returned(())
-    shelf.take_back(Returned((1,)))
-    third = loans.unpacked(shelf.send({"a": torch.full((100,), 3.0)}))
+    assert borrowed.ended() == Returned((1,))
+    assert borrowed.ended() == Returned(())
+    buffers.take_back(Returned((1,)))
+    third = borrowed.unpacked(buffers.send({"a": torch.full((100,), 3.0)}))
     assert third["a"].eq(3).all()
-    assert shelf.sent == {0, 1}
-    assert len(shelf.blocks) == 2
+    assert buffers.sent == {0, 1}
+    assert len(buffers.blocks) == 2
     del kept
-    assert loans.ended() == Returned((0,))
+    assert borrowed.ended() == Returned((0,))
 
 
 def test_a_parcel_too_large_for_the_free_blocks_gets_a_new_one() -> None:
-    shelf = Shelf()
-    shelf.put({"a": torch.ones(4)})
-    shelf.take_back()
-    assert shelf.put({"a": torch.ones(400)}).number == 1
-    shelf.take_back()
-    assert shelf.put({"a": torch.ones(3)}).number == 0
+    buffers = SharedBuffers()
+    buffers.put({"a": torch.ones(4)})
+    buffers.take_back()
+    assert buffers.put({"a": torch.ones(400)}).number == 1
+    buffers.take_back()
+    assert buffers.put({"a": torch.ones(3)}).number == 0
 
 
 def test_an_upload_without_shared_weights_needs_no_parcel() -> None:
     upload = Upload("c", 0, {}, {"m": torch.arange(3.0)}, 5, {"loss": 1.0})
-    got = opened(sealed(upload, Shelf()), Loans())
+    got = unpacked(packed(upload, SharedBuffers()), BorrowedBuffers())
     assert got.shared == {}
     assert same(got.personal, upload.personal)
 
 
 def _echo(line: mp.connection.Connection) -> None:
-    shelf = Shelf()
+    buffers = SharedBuffers()
     while (message := line.recv()) is not None:
         if isinstance(message, Returned):
-            shelf.take_back(message)
+            buffers.take_back(message)
         else:
-            line.send((sealed(message, shelf), len(shelf.blocks)))
+            line.send((packed(message, buffers), len(buffers.blocks)))
 
 
 def test_between_processes_a_receiver_in_step_needs_one_block_and_one_that_keeps_all_keeps_them_whole() -> None:
     line, theirs = mp.get_context("spawn").Pipe()
     process = mp.get_context("spawn").Process(target=_echo, args=(theirs,), daemon=True)
     process.start()
-    loans, kept, blocks = Loans(), [], 0
+    borrowed, kept, blocks = BorrowedBuffers(), [], 0
 
     def ask(value: float) -> Upload:
         nonlocal blocks
-        line.send(loans.ended())
+        line.send(borrowed.ended())
         line.send(Upload("c", 0, {"w": torch.full((1000,), value)}, {}, 5, {}))
         message, blocks = line.recv()
-        upload: Upload = opened(message, loans)
+        upload: Upload = unpacked(message, borrowed)
         return upload
 
     for value in range(5):

@@ -10,7 +10,7 @@ from torch import nn
 from fedrbn.config import TrainConfig
 from fedrbn.data.samples import Client, Samples
 from fedrbn.federated.aggregation.layout import layout
-from fedrbn.federated.executors.serial import Site
+from fedrbn.federated.executors.serial import ClientHost
 from fedrbn.federated.methods import Method
 from fedrbn.federated.server import Plan
 from fedrbn.nets.dual_bn import DualNet
@@ -54,8 +54,8 @@ def clients(*roles_and_counts: tuple[Role, int]) -> dict[str, Client]:
     return {f"c{i}": client(f"c{i}", role, count, i) for i, (role, count) in enumerate(roles_and_counts)}
 
 
-def site(method: Method, members: dict[str, Client], seed: int = 0) -> Site:
-    return Site(members, method.network(network(seed)))
+def site(method: Method, members: dict[str, Client], seed: int = 0) -> ClientHost:
+    return ClientHost(members, method.network(network(seed)))
 
 
 def plan(

@@ -11,14 +11,15 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+import fedrbn
 from fedrbn.config import ConfigError, MethodConfig
 from fedrbn.data.samples import Samples
 from fedrbn.flower import wire
 from fedrbn.flower.client_app import app
 from fedrbn.flower.handshake import Response
 from fedrbn.flower.in_process import InProcessGrid
+from fedrbn.flower.instructions import TrainOrder, setup_for
 from fedrbn.flower.log import events
-from fedrbn.flower.orders import TrainOrder, setup_for
 from fedrbn.flower.serving import serve
 from fedrbn.flower.settings import NodeConfig
 from fedrbn.flower.site import SiteData

@@ -24,8 +24,8 @@ from fedrbn.federated.options import configure, resolved
 from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Result, Round, Train, Upload
 from fedrbn.flower import wire
 from fedrbn.flower.in_process import InProcessGrid, travelled
+from fedrbn.flower.instructions import EvaluateOrder, Setup, TrainOrder, Transport, method_of, setup_for
 from fedrbn.flower.messages import Parts, job_of, order_records, reply_records, result_of, shared_record
-from fedrbn.flower.orders import EvaluateOrder, Setup, TrainOrder, Transport, method_of, setup_for
 from fedrbn.flower.questions import as_data, attack_from, from_data
 from fedrbn.flower.wire import MessageError
 from fedrbn.nets.state import tensors

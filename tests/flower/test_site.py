@@ -13,7 +13,7 @@ from fedrbn.config import ConfigError
 from fedrbn.federated.aggregation.layout import Local, layout
 from fedrbn.federated.assemble import assemble
 from fedrbn.flower import wire
-from fedrbn.flower.orders import setup_for
+from fedrbn.flower.instructions import setup_for
 from fedrbn.flower.settings import NodeConfig
 from fedrbn.flower.site import Memory, fingerprint, local_federation, names_of, network
 from fedrbn.types import Role

@@ -34,9 +34,9 @@ from fedrbn.flower.handshake import (
     too_large,
     wrong_part,
 )
+from fedrbn.flower.instructions import EvaluateOrder, Order, TrainOrder, setup_for
 from fedrbn.flower.messages import Parts, job_of, order_records, reply_records, result_of, shared_record
 from fedrbn.flower.newcomers import welcomed
-from fedrbn.flower.orders import EvaluateOrder, Order, TrainOrder, setup_for
 from fedrbn.flower.questions import attacks_in
 from fedrbn.flower.registry import Identity, Registry
 from fedrbn.flower.settings import NodeConfig

@@ -74,7 +74,7 @@ class TestDataFiles:
 
         In 8 GiB go images of side isqrt(8 · 2³⁰ // (2 · 3 · 9000)) = isqrt(159072) = 398.
         """
-        monkeypatch.setattr(room, "available_memory", lambda: 8 * 2**30)
+        monkeypatch.setattr(memory_limit, "available_memory", lambda: 8 * 2**30)
         assert math.isqrt(8 * 2**30 // 54_000) == 398
         with pytest.raises(ValueError, match=r"need 52\.7 GiB.*expected.*8\.0 GiB.*at most 398"):
             memory_limit.empty_images(9000, 1024)
@@ -84,7 +84,7 @@ class TestDataFiles:
             memory_limit.check_room(9000, 399)
 
     def test_where_the_system_does_not_say_nothing_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(room, "available_memory", lambda: None)
+        monkeypatch.setattr(memory_limit, "available_memory", lambda: None)
         memory_limit.check_room(10**9, 1024)
 
     def test_the_system_says_how_much_memory_is_free(self) -> None:

@@ -46,7 +46,7 @@ def init(
     from fedrbn.federated.options import resolved
 
     experiment = resolved(configs.make(configs.read(config) if config else {}))
-    plan = site.Plan(tuple(listed(host)), port, planned_nodes(nodes, node or []), experiment)
+    plan = site.SitePlan(tuple(listed(host)), port, planned_nodes(nodes, node or []), experiment)
     site.create(directory, plan)
     say(f"wrote {directory} for {len(plan.nodes)} nodes; {directory / 'README.md'} says what to copy where")
 

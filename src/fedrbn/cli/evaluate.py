@@ -54,7 +54,7 @@ def evaluate(
     Exit code 1 if a check fails, a requirement is not met, or a required RA could not be checked.
     """
     from fedrbn.evaluation.accuracy import CONFIDENT, Deployment
-    from fedrbn.evaluation.protocol import Examination
+    from fedrbn.evaluation.protocol import EvaluationSettings
     from fedrbn.runs import train
     from fedrbn.types import Branch
 
@@ -62,9 +62,9 @@ def evaluate(
     deployment: Deployment | None = None
     if predict is not None:
         deployment = CONFIDENT if predict == "confident" else Branch(predict)
-    examination = Examination(attack_texts(attacks), deployment, adaptive, samples, subset, checks)
+    settings = EvaluationSettings(attack_texts(attacks), deployment, adaptive, samples, subset, checks)
     with watching("evaluate", quiet) as watcher:
-        record = train.evaluate(directory, examination, workers=workers, watcher=watcher)
+        record = train.evaluate(directory, settings, workers=workers, watcher=watcher)
     if against is not None:
         record["against"] = compared(directory, against)
     show_record(record, against, as_json)

@@ -30,11 +30,11 @@ def onboard(
 ) -> None:
     """Serve a client that never trained: BN_c from its images, BN_a from similar AT users; compare it with others."""
     from fedrbn.models import onboarding
-    from fedrbn.models.newcomer_data import arrival, some
+    from fedrbn.models.newcomer_data import newcomer_data, some
     from fedrbn.runs.load import load
 
     trained = load(directory)
-    found = arrival(trained, data, domain)
+    found = newcomer_data(trained, data, domain)
     newcomer = onboarding.onboard(trained, found.images, batches_seen=batches)
     if steps:
         if found.labelled is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -11,19 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedrbn.cli.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedrbn.runs.train import Watcher
-
-
-_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that a terminal obeys instead of showing them, or that change the direction of what stands beside them."""
-
-
-def printable(text: str) -> str:
-    """The text with such characters written out: names come from files, and may want to rewrite the screen."""
-    return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:

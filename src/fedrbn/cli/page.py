@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fedrbn.cli.output import printable
+from fedrbn.cli.printable import printable
 
 
 class Page(Console):

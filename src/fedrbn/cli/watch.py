@@ -14,7 +14,7 @@ from fedrbn.cli.output import console, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedrbn.runs.watch import Sight
+    from fedrbn.runs.watch import RunStatus
 
 
 def watch(
@@ -28,64 +28,64 @@ def watch(
     from fedrbn.evaluation.tables import evaluation_table
     from fedrbn.runs.directory import RunDirectory
     from fedrbn.runs.records import evaluations
-    from fedrbn.runs.watch import Phase
+    from fedrbn.runs.watch import RunStage
 
     last = show_until_end(directory, every)
-    if last.phase is Phase.FINISHED:
+    if last.stage is RunStage.FINISHED:
         console().print(evaluation_table(evaluations(RunDirectory.open(directory))[0]))
         return
     reason = f" ({last.cause})" if last.cause else ""
     say(
-        f"{directory} is not alive{reason}: {last.story.finished} of {last.story.rounds} rounds are finished and no "
-        f"process is writing it. Continue it: fedrbn run --resume {directory}"
+        f"{directory} is not alive{reason}: {last.history.finished} of {last.history.rounds} rounds are finished and "
+        f"no process is writing it. Continue it: fedrbn run --resume {directory}"
     )
     raise typer.Exit(1)
 
 
-def show_until_end(directory: Path, every: float) -> Sight:
+def show_until_end(directory: Path, every: float) -> RunStatus:
     """Show the run as it goes on: a live panel on a terminal, else a line for each round. Returns its end."""
     from fedrbn.runs.watch import follow
 
     screen = console(err=True)
     title = directory.resolve().name
     with live_panel(screen, title) if screen.is_terminal else nullcontext(Lines(screen, title)) as show:
-        for sight in follow(directory, every):
-            show(sight)
-    return sight
+        for status in follow(directory, every):
+            show(status)
+    return status
 
 
 @contextmanager
-def live_panel(screen: Console, title: str) -> Iterator[Callable[[Sight], None]]:
-    """A panel that each sight replaces, and that is gone at the end."""
+def live_panel(screen: Console, title: str) -> Iterator[Callable[[RunStatus], None]]:
+    """A panel that each status replaces, and that is gone at the end."""
     from rich.live import Live
 
     from fedrbn.runs.display import panel
 
     with Live(console=screen, transient=True) as live:
-        yield lambda sight: live.update(panel(sight.story, title, sight.phase.value, counted(sight)))
+        yield lambda status: live.update(panel(status.history, title, status.stage.value, counted(status)))
 
 
 class Lines:
-    """A line for each round that is new since the last sight."""
+    """A line for each round that is new since the last status."""
 
     def __init__(self, screen: Console, title: str) -> None:
         self.screen = screen
         self.title = title
         self.printed = 0
 
-    def __call__(self, sight: Sight) -> None:
+    def __call__(self, status: RunStatus) -> None:
         """Print what is new."""
         from fedrbn.runs.display import plain_line
 
-        for number in range(self.printed + 1, len(sight.story.chapters) + 1):
-            line = plain_line(sight.story.until(number), self.title)
+        for number in range(self.printed + 1, len(status.history.entries) + 1):
+            line = plain_line(status.history.until(number), self.title)
             self.screen.print(line, highlight=False, markup=False)
-        self.printed = len(sight.story.chapters)
+        self.printed = len(status.history.entries)
 
 
-def counted(sight: Sight) -> str:
+def counted(status: RunStatus) -> str:
     """Who took part in the newest round."""
-    if not sight.story.chapters:
+    if not status.history.entries:
         return ""
-    newest = sight.story.chapters[-1]
+    newest = status.history.entries[-1]
     return f"AT {newest.at}  ST {newest.st}  failed {newest.failed} in round {newest.round}"

@@ -17,6 +17,7 @@ _MOST_SHOWN = 200
 
 
 def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib lets some numbers and nesting fail in their own way
@@ -44,11 +45,13 @@ def shortened(value: object) -> str:
 
 
 def unknown_name(name: str, known: Iterable[str], what: str) -> str:
+    """The message for a name that is not known, with the nearest one that is."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     remedy = f"did you mean {nearest[0]!r}?" if nearest else f"choose from {', '.join(sorted(known))}."
     return f"got {shortened(name)}; expected a {what}: {remedy}"
 
 
 def require_known(name: str, known: Iterable[str], what: str) -> None:
+    """Refuse a name that is not known."""
     if name not in known:
         raise ConfigError(unknown_name(name, known, what))

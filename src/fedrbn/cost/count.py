@@ -27,9 +27,9 @@ from fedrbn.cost.units import Duty, units
 from fedrbn.data.declared import PAPER, Scale, declared
 from fedrbn.data.samples import Client, Samples
 from fedrbn.federated.aggregation.layout import Layout
-from fedrbn.federated.assemble import Assembly, Course, assemble
+from fedrbn.federated.assemble import Assembly, PreparedExperiment, assemble
 from fedrbn.federated.client import steps_per_epoch
-from fedrbn.federated.executors.serial import Site, serial
+from fedrbn.federated.executors.serial import ClientHost, serial
 from fedrbn.federated.objectives import Fractional, OneStep, Standard
 from fedrbn.federated.protocol import Failure, Round, Train
 from fedrbn.federated.server import Phase, Plan
@@ -72,15 +72,15 @@ def without_images(experiment: Experiment, scale: Scale | None = None) -> Assemb
     return assemble(experiment.model_copy(update={"run": run}), data=data)
 
 
-def cost_of(course: Course) -> dict[str, Any]:
+def cost_of(prepared: PreparedExperiment) -> dict[str, Any]:
     """What a run costs, as JSON values: MACs of an epoch of all users, of all rounds, of an image; bytes that travel.
 
     ST users count as calibrating, if the method does: so they do in every round but the first few. Where clients are
     sampled or take turns (fine-tuning), a round is the mean of all rounds.
     """
-    plan = course.plan
-    paper, actual = paper_macs(course), actual_macs(course)
-    client = {role: traffic(course.net, plan.names, role) for role in roles(plan)}
+    plan = prepared.plan
+    paper, actual = paper_macs(prepared), actual_macs(prepared)
+    client = {role: traffic(prepared.net, plan.names, role) for role in roles(plan)}
     turns = {member: _turns(plan, member) for member in plan.members}
     return {
         "macs_per_epoch": per_epoch(plan, paper, actual),
@@ -113,10 +113,10 @@ def _total(plan: Plan, paper: Mapping[Role, int], actual: Mapping[Role, int]) ->
     }
 
 
-def paper_macs(course: Course) -> dict[Role, int]:
+def paper_macs(prepared: PreparedExperiment) -> dict[Role, int]:
     """What training on one image costs a client of each role, in the paper's count."""
-    forward = paper_forward_macs(course.net, course.outline.image_shape)
-    return {role: round(forward * paper_units(course, role)) for role in roles(course.plan)}
+    forward = paper_forward_macs(prepared.net, prepared.outline.image_shape)
+    return {role: round(forward * paper_units(prepared, role)) for role in roles(prepared.plan)}
 
 
 def paper_forward_macs(net: DualNet, image_shape: tuple[int, int, int]) -> int:
@@ -142,30 +142,30 @@ def paper_forward_macs(net: DualNet, image_shape: tuple[int, int, int]) -> int:
     return counter.macs + 2 * elements
 
 
-def paper_units(course: Course, role: Role) -> float:
+def paper_units(prepared: PreparedExperiment, role: Role) -> float:
     """What training on one image costs in forward passes, in the paper's count. Its AT omits the clean pass."""
-    method = course.plan.method
+    method = prepared.plan.method
     standard = units(Duty.ST, 0, None)
     if role is Role.AT:
         if isinstance(method.at_training, Free):  # the weights' backward pass also gives the step of the noise
             return standard * method.at_training.replays
         if isinstance(method.at_training, AffineTraining):  # every step up counts as one of an attack
             return units(Duty.AT, method.at_training.steps, None) - standard
-        steps = getattr(course.attack, "steps", course.experiment.attack.steps)
+        steps = getattr(prepared.attack, "steps", prepared.experiment.attack.steps)
         adversarial = units(Duty.AT, steps, None) - standard
         share = method.at.share if isinstance(method.at, Fractional) else 1.0
         return share * adversarial + (1 - share) * standard
-    if method.calibration is None or method.calibration.lam == 0 or not _calibrates(course.plan):
+    if method.calibration is None or method.calibration.lam == 0 or not _calibrates(prepared.plan):
         return standard
     if isinstance(method.calibration, OneStep):  # two passes, each forward and backward, on its share of the batches
         return standard * (1 + method.calibration.share)
     return units(Duty.PNC, 0, method.calibration.lam)
 
 
-def actual_macs(course: Course) -> dict[Role, int]:
+def actual_macs(prepared: PreparedExperiment) -> dict[Role, int]:
     """What training on one image costs a client of each role: all that is executed in a real local update."""
-    net, shape = copy.deepcopy(course.net), course.outline.image_shape
-    return {role: actual_macs_of(net, course.plan, role, shape) for role in roles(course.plan)}
+    net, shape = copy.deepcopy(prepared.net), prepared.outline.image_shape
+    return {role: actual_macs_of(net, prepared.plan, role, shape) for role in roles(prepared.plan)}
 
 
 def actual_macs_of(net: DualNet, plan: Plan, role: Role, image_shape: tuple[int, int, int]) -> int:
@@ -206,7 +206,7 @@ def _trial(net: DualNet, plan: Plan, role: Role, image_shape: tuple[int, int, in
     job = Train(client.id, role, personal={}, calibrate=role is Role.ST and _calibrates(plan))
     counter = Counter()
     with counter:
-        (result,) = serial(Site({client.id: client}, net))(round_, [job])
+        (result,) = serial(ClientHost({client.id: client}, net))(round_, [job])
     if isinstance(result, Failure):
         raise FederationError(f"got a client that cannot train, so its cost cannot be counted: {result.cause}")
     return counter.macs / count

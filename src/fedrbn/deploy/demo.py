@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrbn.config import Experiment
-from fedrbn.deploy.fleet import Fleet, fleet, local_plan
+from fedrbn.deploy.fleet import RunningFleet, fleet, local_plan
 from fedrbn.deploy.site import DeployError, create
 from fedrbn.runs.directory import RunDirectory
 
@@ -43,7 +43,9 @@ def deploy_and_train(
             return {name: _train(started, name, experiment, out, say) for name, experiment in experiments.items()}
 
 
-def _train(fleet: Fleet, name: str, experiment: Experiment, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def _train(
+    fleet: RunningFleet, name: str, experiment: Experiment, out: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
     run = fleet.submit_experiment(name, experiment)
     directory = RunDirectory(fleet.site.server / name)
     told = 0

@@ -23,7 +23,7 @@ from typing import Any
 from fedrbn.config import Experiment
 from fedrbn.deploy import processes
 from fedrbn.deploy.processes import Running
-from fedrbn.deploy.site import SUPERLINK, DeployError, Node, Plan, Site
+from fedrbn.deploy.site import SUPERLINK, DeployError, Node, Site, SitePlan
 from fedrbn.runs.directory import write_atomically
 
 STARTUP = 120.0
@@ -33,7 +33,7 @@ ADMITTED = "SuperNode ID: "
 """What a SuperNode says once the SuperLink has let it in."""
 
 
-class Fleet:
+class RunningFleet:
     """The processes of a site that run on this machine. Make one with `fleet`, which ends them."""
 
     def __init__(self, site: Site, logs: Path, environment: Mapping[str, str]) -> None:
@@ -165,10 +165,10 @@ class Fleet:
 
 
 @contextmanager
-def fleet(site: Site, logs: Path, environment: Mapping[str, str] | None = None) -> Iterator[Fleet]:
+def fleet(site: Site, logs: Path, environment: Mapping[str, str] | None = None) -> Iterator[RunningFleet]:
     """A fleet whose processes end with this block, also on an error, on Ctrl-C and on SIGTERM."""
     logs.mkdir(parents=True, exist_ok=True)
-    made = Fleet(site, logs, {**os.environ, "FEDRBN_BIN": sysconfig.get_path("scripts"), **(environment or {})})
+    made = RunningFleet(site, logs, {**os.environ, "FEDRBN_BIN": sysconfig.get_path("scripts"), **(environment or {})})
     # A shell starts jobs in the background with SIGINT ignored, which they inherit: here it always ends the fleet.
     with _handling(signal.default_int_handler, signal.SIGINT), _handling(_leave, signal.SIGTERM):
         try:
@@ -187,11 +187,11 @@ def free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
-def local_plan(experiment: Experiment, clients: int) -> Plan:
+def local_plan(experiment: Experiment, clients: int) -> SitePlan:
     """A site on this machine: `node-0`, `node-1`, … for the users of the experiment's own data, on free ports."""
     port, *ports = free_ports(clients + 1)
     nodes = tuple(Node(f"node-{i}", partition=i, port=own) for i, own in enumerate(ports))
-    return Plan(("localhost",), port, nodes, experiment)
+    return SitePlan(("localhost",), port, nodes, experiment)
 
 
 @contextmanager

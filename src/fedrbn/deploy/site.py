@@ -63,7 +63,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SitePlan:
     """All that decides a site, except the keys that are made for it."""
 
     hosts: tuple[str, ...]
@@ -135,7 +135,7 @@ class Site:
             ) from None
 
 
-def create(directory: Path, plan: Plan) -> Site:
+def create(directory: Path, plan: SitePlan) -> Site:
     """Write a new site. The folder must not exist, or be empty."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise DeployError(
@@ -175,7 +175,7 @@ def renew_node(site: Site, name: str) -> None:
     _replace(site.server / "keys" / f"{name}.pub", pair.public, PLAIN)
 
 
-def _write_all(site: Site, plan: Plan) -> None:
+def _write_all(site: Site, plan: SitePlan) -> None:
     (site.root / "nodes").mkdir(mode=0o700)
     authority = make_authority("fedrbn site authority")
     server = f"{_in_address(plan.hosts[0])}:{plan.port}"
@@ -189,7 +189,7 @@ def _write_all(site: Site, plan: Plan) -> None:
     write(site.root / "README.md", _filled("README.md.j2", plan=plan, server=server))
 
 
-def _write_server(folder: Path, plan: Plan, authority: Issued) -> None:
+def _write_server(folder: Path, plan: SitePlan, authority: Issued) -> None:
     issued = issue(authority, plan.hosts)
     write(folder / "ca.crt", authority.certificate)
     write(folder / "server.crt", issued.certificate)

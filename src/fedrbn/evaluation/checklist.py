@@ -2,7 +2,7 @@
 
 An attack that fails looks exactly like a robust network. So every printed attack is compared, image by image, with
 attacks that know nothing of it: a reference by gradients, a black-box search, random noise. And the network is asked
-whether its gradients can be followed (`fedrbn.evaluation.diagnosis`). Nothing is taken for granted: what was not measured is a
+whether its gradients can be followed (`evaluation.diagnosis`). Nothing is taken for granted: what was not measured is a
 line of its own, neither passed nor failed.
 """
 

@@ -13,7 +13,7 @@ from fedrbn.evaluation.accuracy import Accuracy, Deployment, deployment_name
 from fedrbn.evaluation.checklist import Check, Evidence
 from fedrbn.evaluation.provenance import precision, versions
 from fedrbn.evaluation.summary import columns, summary
-from fedrbn.federated.assemble import Course
+from fedrbn.federated.assemble import PreparedExperiment
 from fedrbn.federated.executors import malice
 from fedrbn.federated.privacy import accountant
 from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, ServerState
@@ -25,7 +25,7 @@ EXPENSIVE = (AutoAttack, LocalSearch)
 
 
 @dataclass(frozen=True)
-class Examination:
+class EvaluationSettings:
     """The choices of an evaluation."""
 
     attacks: tuple[str, ...] = ()
@@ -42,35 +42,35 @@ class Examination:
     """Also measure the warning signs of a flattering evaluation."""
 
 
-def examine(
-    course: Course, state: ServerState, execute: Execute, examination: Examination
+def evaluate_clients(
+    prepared: PreparedExperiment, state: ServerState, execute: Execute, settings: EvaluationSettings
 ) -> tuple[dict[str, Any], Tensors]:
     """Ask every client; returns the record for tables and the answer to each question for each sample."""
-    plan, experiment = course.plan, course.experiment
-    attacks = {text: attack_named(text) for text in examination.attacks}
+    plan, experiment = prepared.plan, prepared.experiment
+    attacks = {text: attack_named(text) for text in settings.attacks}
     if not attacks:
-        attacks = {main_label(experiment): course.adversary}
+        attacks = {main_label(experiment): prepared.adversary}
     deployments: dict[str, Deployment] = {
-        member.id: examination.deployment or plan.predicting_branch(state, member) for member in plan.members
+        member.id: settings.deployment or plan.predicting_branch(state, member) for member in plan.members
     }
 
     def questions(member: Member) -> tuple[Question, ...]:
-        return _questions(course, examination, attacks, deployments[member.id])
+        return _questions(prepared, settings, attacks, deployments[member.id])
 
-    answers, unanswered = ask_all(course, state, "test", questions, execute, examination.samples)
-    checks = _checks(course, state, execute, examination, attacks, deployments, answers) if examination.checks else None
+    answers, unanswered = ask_all(prepared, state, "test", questions, execute, settings.samples)
+    checks = _checks(prepared, state, execute, settings, attacks, deployments, answers) if settings.checks else None
     main = next(iter(attacks))
     deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
     plain = [Answers(a.client, a.round, _without_checks(a.correct)) for a in answers]
     record = {
-        **facts(course),
+        **origin_of(prepared),
         "attack": main,
-        "attacks": {label: _described(course, attack) for label, attack in attacks.items()},
-        "deployment": deployment_name(examination.deployment or plan.method.predict),
+        "attacks": {label: _described(prepared, attack) for label, attack in attacks.items()},
+        "deployment": deployment_name(settings.deployment or plan.method.predict),
         "part": "test",
         "round": state.round,
-        "labels": course.outline.labels,
-        "samples_digest": course.samples_digest(),
+        "labels": prepared.outline.labels,
+        "samples_digest": prepared.samples_digest(),
         **summary(plain, [m for m in plan.members if m.id not in unanswered], deployed, main),
     }
     if unanswered:
@@ -86,32 +86,32 @@ def examine(
 
 
 def _questions(
-    course: Course, examination: Examination, attacks: dict[str, LogitsAttack], deployment: Deployment
+    prepared: PreparedExperiment, settings: EvaluationSettings, attacks: dict[str, LogitsAttack], deployment: Deployment
 ) -> tuple[Question, ...]:
     """What one client is asked: the deployment under every attack, and each branch under the main one."""
     asked: list[Question] = [Accuracy(deployment)]
     for label, attack in attacks.items():
-        limit = examination.subset if isinstance(attack, EXPENSIVE) else None
-        radius = checklist.radius(attack, threat_eps(course)) if examination.checks else None
-        asked.append(Accuracy(deployment, label, attack, examination.adaptive, limit, radius))
+        limit = settings.subset if isinstance(attack, EXPENSIVE) else None
+        radius = checklist.radius(attack, threat_eps(prepared)) if settings.checks else None
+        asked.append(Accuracy(deployment, label, attack, settings.adaptive, limit, radius))
     label, attack = next(iter(attacks.items()))
     if not isinstance(attack, EXPENSIVE):
-        others = [branch for branch in course.plan.method.branches if branch is not deployment]
+        others = [branch for branch in prepared.plan.method.branches if branch is not deployment]
         asked += [Accuracy(branch, label, attack) for branch in others]
     return tuple(asked)
 
 
 def _checks(
-    course: Course,
+    prepared: PreparedExperiment,
     state: ServerState,
     execute: Execute,
-    examination: Examination,
+    settings: EvaluationSettings,
     attacks: Mapping[str, LogitsAttack],
     deployments: Mapping[str, Deployment],
     printed: list[Answers],
 ) -> list[Check]:
     """The check-list of what is printed. Clients are asked once more, now that it is known how many images each has."""
-    eps = threat_eps(course)
+    eps = threat_eps(prepared)
     deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
     available = {answer.client: len(answer.correct[f"clean@{deployed[answer.client]}"]) for answer in printed}
     share = checklist.shares(available)
@@ -120,22 +120,22 @@ def _checks(
         images = share.get(member.id, 0)
         return checklist.questions(deployments[member.id], attacks, eps, images) if images else ()
 
-    measured, _ = ask_all(course, state, "test", questions, execute, examination.samples)
+    measured, _ = ask_all(prepared, state, "test", questions, execute, settings.samples)
     first = {answer.client: answer.correct for answer in printed}
     answers = [replace(answer, correct=first[answer.client] | answer.correct) for answer in measured]
-    limited = examination.samples is not None and examination.samples in available.values()
+    limited = settings.samples is not None and settings.samples in available.values()
     needed = checklist.IMAGES if limited else min(checklist.IMAGES, sum(available.values()))
     main = next(iter(attacks))
     columns_of = {"ra" if label == main else f"ra[{label}]": (label, attack) for label, attack in attacks.items()}
-    checks = checklist.judge(Evidence(answers, deployed), columns_of, eps, len(course.outline.classes), needed)
-    return checks + _branches_not_judged(course, attacks[main], deployed)
+    checks = checklist.judge(Evidence(answers, deployed), columns_of, eps, len(prepared.outline.classes), needed)
+    return checks + _branches_not_judged(prepared, attacks[main], deployed)
 
 
-def _branches_not_judged(course: Course, main: LogitsAttack, deployed: Mapping[str, str]) -> list[Check]:
+def _branches_not_judged(prepared: PreparedExperiment, main: LogitsAttack, deployed: Mapping[str, str]) -> list[Check]:
     """A line for each robust accuracy that is printed of a branch which does not predict."""
     if isinstance(main, EXPENSIVE):
         return []
-    others = [branch.value for branch in course.plan.method.branches if {branch.value} != set(deployed.values())]
+    others = [branch.value for branch in prepared.plan.method.branches if {branch.value} != set(deployed.values())]
     return [
         Check(
             "the branch that does not predict is judged",
@@ -147,14 +147,14 @@ def _branches_not_judged(course: Course, main: LogitsAttack, deployed: Mapping[s
     ]
 
 
-def threat_eps(course: Course) -> float:
+def threat_eps(prepared: PreparedExperiment) -> float:
     """ε of the run's threat model; an attack of one's own is told it by the config."""
-    known = epsilon(course.adversary)
-    return course.experiment.attack.eps if known is None else known
+    known = epsilon(prepared.adversary)
+    return prepared.experiment.attack.eps if known is None else known
 
 
 def ask_all(
-    course: Course,
+    prepared: PreparedExperiment,
     state: ServerState,
     part: Literal["validation", "test"],
     questions: Callable[[Member], tuple[Question, ...]],
@@ -164,15 +164,15 @@ def ask_all(
     """Every client's answers to its questions, in the order of the clients; and why others did not answer.
 
     A client without a question is not asked. No answer is an error, unless somebody did answer and it is only for
-    validation or the course is forgiving.
+    validation or the prepared is forgiving.
     """
-    forgiving = course.forgiving or part == "validation"
-    asked = {member.id: questions(member) for member in course.plan.members}
+    forgiving = prepared.forgiving or part == "validation"
+    asked = {member.id: questions(member) for member in prepared.plan.members}
     jobs = [Evaluate(client, state.personal[client], part, each, limit) for client, each in asked.items() if each]
     answers: list[Answers] = []
     missing: dict[str, str] = {}
-    round_ = course.plan.round(state)
-    if not course.forgiving:  # the deadline is that of a training job; an evaluation takes as long as it takes
+    round_ = prepared.plan.round(state)
+    if not prepared.forgiving:  # the deadline is that of a training job; an evaluation takes as long as it takes
         round_ = replace(round_, deadline_seconds=None)
     for result in in_order(execute(round_, jobs), [job.client for job in jobs], state.round):
         if isinstance(result, Failure):
@@ -193,28 +193,28 @@ def main_label(experiment: Experiment) -> str:
     return f"{name}-{experiment.attack.steps}" if name in ("pgd", "mia") else name
 
 
-def facts(course: Course) -> dict[str, Any]:
+def origin_of(prepared: PreparedExperiment) -> dict[str, Any]:
     """What every record says of its origin: method and its branch, attack, ε and threat model, seed, versions."""
-    experiment = course.experiment
+    experiment = prepared.experiment
     return {
         "key": experiment.key(),
-        "method": course.plan.method.name,
+        "method": prepared.plan.method.name,
         "data": experiment.data.name,
         "attack": main_label(experiment),
-        "eps": epsilon(course.adversary),
+        "eps": epsilon(prepared.adversary),
         "threat": experiment.attack.threat,
-        "predict": course.plan.method.predict.value,
+        "predict": prepared.plan.method.predict.value,
         "seed": experiment.run.seed,
-        "precision": precision(experiment.run, next(course.net.parameters()).device),
+        "precision": precision(experiment.run, next(prepared.net.parameters()).device),
         "versions": versions(),
-        **malice.facts(experiment, course.plan.members),
-        **accountant.facts(experiment, course.plan),
+        **malice.malice_record(experiment, prepared.plan.members),
+        **accountant.privacy_record(experiment, prepared.plan),
     }
 
 
-def _described(course: Course, attack: LogitsAttack) -> dict[str, Any]:
+def _described(prepared: PreparedExperiment, attack: LogitsAttack) -> dict[str, Any]:
     value = attack.attack if isinstance(attack, Untargeted) else attack
-    return {"eps": epsilon(attack), "settings": repr(value), "in_config": value == course.attack}
+    return {"eps": epsilon(attack), "settings": repr(value), "in_config": value == prepared.attack}
 
 
 def _without_checks(correct: Tensors) -> Tensors:

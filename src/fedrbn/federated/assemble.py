@@ -20,7 +20,7 @@ from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.aggregation.rules import aggregation
 from fedrbn.federated.executors.malice import from_config as malice_of
 from fedrbn.federated.executors.processes import processes
-from fedrbn.federated.executors.serial import Site, in_this_process
+from fedrbn.federated.executors.serial import ClientHost, in_this_process
 from fedrbn.federated.methods import Method
 from fedrbn.federated.options import _resolved, configure
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
@@ -80,9 +80,9 @@ class Assembly:
         malice = malice_of(self.experiment, self.plan.members, self.plan.names.batch_norms)
         if malice is not None:
             clients = malice.data(clients, len(self.federation.classes))
-        site = Site(clients, net, store, privacy_of(self.experiment))
+        host = ClientHost(clients, net, store, privacy_of(self.experiment))
         here = self.workers == 1 and self.experiment.faults.deadline_seconds is None  # a process can be given up
-        place = in_this_process(site) if here else processes(site, self.workers)
+        place = in_this_process(host) if here else processes(host, self.workers)
         return place if malice is None else malice.among(place)
 
 
@@ -201,7 +201,7 @@ class Outline:
     """Whether any client has images to validate on."""
 
 
-class Course(Protocol):
+class PreparedExperiment(Protocol):
     """An experiment with everything built that the server works with. It holds no data."""
 
     @property

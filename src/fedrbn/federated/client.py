@@ -77,7 +77,7 @@ def local_update(
         samples=len(client.train),
         metrics={"loss": loss, "steps": steps, "seconds": time.perf_counter() - started},
     )
-    return protection.sealed(upload)
+    return protection.protected(upload)
 
 
 def adapt(net: DualNet, client: Client, round_: Round) -> None:

@@ -5,7 +5,7 @@
 
 k is a receiver (ST), j a donor (AT), and the similarity is between their *clean* statistics. The paper prints a further
 1/|S| in Eq. 3; the weights already sum to one, so it is not applied. The α of a donor that has missed rounds is
-multiplied by its `Standing.fading`, and the row brought back to sum to one. Everything is a product of matrices
+multiplied by its `DonorFreshness.fading`, and the row brought back to sum to one. Everything is a product of matrices
 receivers × donors, for a block of receivers at a time: linear in the number of clients, in memory that is not.
 """
 
@@ -27,7 +27,7 @@ _BLOCK = 1024
 
 
 @dataclass(frozen=True)
-class Standing:
+class DonorFreshness:
     """What is known of clients beside their statistics; by default that everybody has trained and is up to date."""
 
     untrained: frozenset[str] = frozenset()
@@ -58,15 +58,15 @@ class Propagation:
         receivers: Sequence[str],
         donors: Sequence[str],
         batch_norms: Sequence[BNNames],
-        standing: Standing = Standing(),  # noqa: B008  (it cannot be changed)
+        freshness: DonorFreshness = DonorFreshness(),  # noqa: B008  (it cannot be changed)
     ) -> Tensor:
         """α, one row per receiver and one column per donor; rows sum to 1."""
         if self.weighting is Weighting.UNIFORM:
             alpha = torch.full((len(receivers), len(donors)), 1 / len(donors), dtype=torch.float64)
         else:
-            scores = similarity(personal, receivers, donors, batch_norms, standing.untrained)
+            scores = similarity(personal, receivers, donors, batch_norms, freshness.untrained)
             alpha = softmax(scores, self.temperature)
-        return _faded(alpha, [standing.fading.get(donor, 1.0) for donor in donors])
+        return _faded(alpha, [freshness.fading.get(donor, 1.0) for donor in donors])
 
 
 def similarity(
@@ -109,7 +109,7 @@ def propagate(
     donors: Sequence[str],
     batch_norms: Sequence[BNNames],
     propagation: Propagation,
-    standing: Standing = Standing(),  # noqa: B008  (it cannot be changed)
+    freshness: DonorFreshness = DonorFreshness(),  # noqa: B008  (it cannot be changed)
 ) -> dict[str, Tensors]:
     """Eq. 3: for each receiver the estimated tensors of its noised branch, by name.
 
@@ -118,7 +118,7 @@ def propagate(
     estimates: dict[str, Tensors] = {}
     for start in range(0, len(receivers) if donors else 0, _BLOCK):
         some = receivers[start : start + _BLOCK]
-        estimates |= _estimated(personal, some, donors, batch_norms, propagation, standing)
+        estimates |= _estimated(personal, some, donors, batch_norms, propagation, freshness)
     return estimates
 
 
@@ -128,9 +128,9 @@ def _estimated(
     donors: Sequence[str],
     batch_norms: Sequence[BNNames],
     propagation: Propagation,
-    standing: Standing,
+    freshness: DonorFreshness,
 ) -> dict[str, Tensors]:
-    alpha = propagation.weights(personal, receivers, donors, batch_norms, standing)
+    alpha = propagation.weights(personal, receivers, donors, batch_norms, freshness)
     alpha = propagation.guard.weights(alpha, personal, receivers, donors, batch_norms)
     estimates: dict[str, Tensors] = {receiver: {} for receiver in receivers}
     for names in batch_norms:

@@ -14,10 +14,10 @@ from fedrbn.federated.aggregation.layout import Layout, Local
 from fedrbn.federated.aggregation.mean import Aggregate, Contribution, carried, mean
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.methods import Method
-from fedrbn.federated.propagation import Standing, propagate
+from fedrbn.federated.propagation import DonorFreshness, propagate
 from fedrbn.federated.protocol import Execute, Failure, Round, ServerState, Train
-from fedrbn.federated.uploads.collection import Intake, TooFewClientsError
-from fedrbn.federated.uploads.validation import Gate, Movement, length, scratch
+from fedrbn.federated.uploads.collection import TooFewClientsError, UploadCollector
+from fedrbn.federated.uploads.validation import Movement, UploadCheck, length, scratch
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.state import tensors
 from fedrbn.randomness import generator
@@ -249,34 +249,36 @@ def federate(state: ServerState, plan: Plan, execute: Execute) -> Iterator[tuple
     while state.round < plan.rounds:
         round_ = plan.round(state)
         asked = plan.sample(state.round)
-        intake = Intake(state.round, _gates(state, asked, plan))
-        shared = plan.aggregate(state.shared, _contributions(intake, round_, state, asked, plan, execute))
-        state = _next_state(_moved(state, shared, plan), asked, intake.personal, plan)
-        yield state, RoundReport(state.round, round_.lr, intake.metrics, tuple(intake.failures), intake.moved)
+        collector = UploadCollector(state.round, _upload_checks(state, asked, plan))
+        shared = plan.aggregate(state.shared, _contributions(collector, round_, state, asked, plan, execute))
+        state = _next_state(_moved(state, shared, plan), asked, collector.personal, plan)
+        yield state, RoundReport(state.round, round_.lr, collector.metrics, tuple(collector.failures), collector.moved)
 
 
 def _contributions(
-    intake: Intake, round_: Round, state: ServerState, asked: list[Member], plan: Plan, execute: Execute
+    collector: UploadCollector, round_: Round, state: ServerState, asked: list[Member], plan: Plan, execute: Execute
 ) -> Iterator[Contribution]:
     """What the clients contribute; those that failed are asked again while there are too few and it pays to wait."""
     jobs = {member.id: _train_job(state, member, plan) for member in asked}
-    yield from intake.contributions(execute(round_, jobs.values()))
-    while shortage := plan.shortage(asked, intake.personal):
+    yield from collector.contributions(execute(round_, jobs.values()))
+    while shortage := plan.shortage(asked, collector.personal):
         if plan.faults.on_too_few == "stop":
-            raise TooFewClientsError(round_.number, shortage, intake.failures)
+            raise TooFewClientsError(round_.number, shortage, collector.failures)
         time.sleep(plan.faults.wait_seconds)
-        yield from intake.contributions(execute(round_, [jobs[client] for client in intake.missing()]))
+        yield from collector.contributions(execute(round_, [jobs[client] for client in collector.missing()]))
 
 
-def _gates(state: ServerState, asked: list[Member], plan: Plan) -> dict[str, Gate]:
+def _upload_checks(state: ServerState, asked: list[Member], plan: Plan) -> dict[str, UploadCheck]:
     """What each client's upload is looked at with."""
     lengths = {name: length(tensor) for name, tensor in state.shared.items()}
-    gates, place = {}, scratch()
+    checks, place = {}, scratch()
     for member in asked:
         own = state.personal[member.id]
         theirs = lengths | {name: length(tensor) for name, tensor in own.items() if tensor.is_floating_point()}
-        gates[member.id] = Gate(member, {**state.shared, **own}, theirs, plan.names, plan.faults.max_update, place)
-    return gates
+        checks[member.id] = UploadCheck(
+            member, {**state.shared, **own}, theirs, plan.names, plan.faults.max_update, place
+        )
+    return checks
 
 
 def _train_job(state: ServerState, member: Member, plan: Plan) -> Train:
@@ -316,6 +318,6 @@ def _next_state(state: ServerState, asked: list[Member], uploaded: dict[str, Ten
         return state
     receivers = [member.id for member in plan.members if member.role is Role.ST]
     donors = plan.donors(state)
-    standing = Standing(frozenset(receivers) - state.reported.keys(), plan.fading(state))
-    estimates = propagate(personal, receivers, donors, plan.names.batch_norms, plan.method.propagation, standing)
+    freshness = DonorFreshness(frozenset(receivers) - state.reported.keys(), plan.fading(state))
+    estimates = propagate(personal, receivers, donors, plan.names.batch_norms, plan.method.propagation, freshness)
     return replace(state, personal=personal | {client: personal[client] | own for client, own in estimates.items()})

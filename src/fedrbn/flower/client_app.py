@@ -16,15 +16,15 @@ from fedrbn.config import Experiment
 from fedrbn.data.digests import digest_of
 from fedrbn.data.samples import Client
 from fedrbn.federated.client import steps_per_epoch
-from fedrbn.federated.executors.serial import Site, perform
+from fedrbn.federated.executors.serial import ClientHost, perform
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
 from fedrbn.federated.protocol import Failure, Round, Train, Upload
 from fedrbn.fleet.probe import free_memory, measure_speed
 from fedrbn.flower import wire
 from fedrbn.flower.deadline import within
 from fedrbn.flower.handshake import Budget, Introduction, Refusal, Response
+from fedrbn.flower.instructions import MOST_CAUSE, EvaluateOrder, Order, Setup, TrainOrder
 from fedrbn.flower.messages import Parts, failure_records, job_of, reply_records
-from fedrbn.flower.orders import MOST_CAUSE, EvaluateOrder, Order, Setup, TrainOrder
 from fedrbn.flower.questions import attacks_in
 from fedrbn.flower.settings import NodeConfig
 from fedrbn.flower.site import Memory, fingerprint, local_federation, names_of, network
@@ -124,7 +124,7 @@ def _performed(order: Order, content: RecordDict, context: Context) -> RecordDic
     memory = Memory.of(node, setup, client.id)
     privacy = privacy_of(Experiment(privacy=setup.privacy))
     with one_thread():
-        result = perform(Site({client.id: client}, net, memory.store, privacy), round_, job)
+        result = perform(ClientHost({client.id: client}, net, memory.store, privacy), round_, job)
     if isinstance(job, Train) and isinstance(result, Upload):
         memory.keep(context.state, round_.number + 1, _own(job.personal, result))
     return reply_records(result, round_.shared, parts, order.transport)

@@ -14,8 +14,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedrbn.config.schema import Section
+from fedrbn.flower.instructions import ClientId
 from fedrbn.flower.log import EventLog
-from fedrbn.flower.orders import ClientId
 
 
 class Control(Section):

@@ -13,7 +13,7 @@ from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
 from fedrbn.config import ConfigError, Dirichlet, Experiment
 from fedrbn.data.digests import digest_of_all
 from fedrbn.federated.aggregation.layout import layout
-from fedrbn.federated.assemble import Course, Outline, build_network, build_plan
+from fedrbn.federated.assemble import Outline, PreparedExperiment, build_network, build_plan
 from fedrbn.federated.options import configure
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import Plan
@@ -22,10 +22,10 @@ from fedrbn.flower.claims import counted, suspicions
 from fedrbn.flower.control import Control, read_control
 from fedrbn.flower.grid_execute import Line
 from fedrbn.flower.handshake import Agreement, Introduction, afforded_roles, configured_roles, wrong_network, wrong_part
+from fedrbn.flower.instructions import MOST_CAUSE, setup_for
 from fedrbn.flower.log import EventLog
 from fedrbn.flower.messages import Parts
 from fedrbn.flower.newcomers import welcomed
-from fedrbn.flower.orders import MOST_CAUSE, setup_for
 from fedrbn.flower.registry import Registry
 from fedrbn.flower.roster import Lobby, Roster
 from fedrbn.flower.settings import FlowerConfig
@@ -36,8 +36,8 @@ from fedrbn.types import Member, Role
 
 
 @dataclass(frozen=True)
-class RemoteCourse:
-    """A `Course` whose clients' data are elsewhere."""
+class RemoteExperiment:
+    """A `PreparedExperiment` whose clients' data are elsewhere."""
 
     experiment: Experiment
     attack: Attack
@@ -83,8 +83,8 @@ class Terms:
     log: EventLog
 
 
-class Deployment:
-    """Keeps track of the clients and makes the course of the next round from them."""
+class RemoteFederation:
+    """Keeps track of the clients and makes the prepared of the next round from them."""
 
     def __init__(self, terms: Terms, lobby: Lobby) -> None:
         self.terms = terms
@@ -128,7 +128,7 @@ class Deployment:
 
     def refresh(self) -> None:
         """Note who has come and who has left; newcomers take part from the next round on."""
-        self.roster.update(*self.lobby.arrivals())
+        self.roster.update(*self.lobby.newcomer_data())
 
     def line(self, grid: Grid) -> Line:
         """How jobs reach the clients."""
@@ -147,7 +147,7 @@ class Deployment:
             transport=settings.transport,
         )
 
-    def course(self) -> RemoteCourse:
+    def prepared(self) -> RemoteExperiment:
         """The run as it is for the clients that are known now and not barred."""
         told, common = self.roster.told, self.terms.common
         claimed = tuple(m for m in self.roster.members.values() if m.id not in self.control.bar)
@@ -158,7 +158,7 @@ class Deployment:
         labels = {member.domain: member.domain for member in members}
         labels |= {told[m.id].domain: told[m.id].label for m in members if m.id in told}
         plan = build_plan(self.terms.experiment, self.method, self.net, members, self._equal_sizes(members))
-        return RemoteCourse(
+        return RemoteExperiment(
             experiment=self.terms.experiment,
             attack=self.attack,
             net=self.net,
@@ -195,14 +195,14 @@ class Deployment:
         divided = self.terms.experiment.federation.partition.sizes
         return self._users_only(members) and not isinstance(divided, Dirichlet)
 
-    def revise(self, course: Course, state: ServerState) -> tuple[Course, ServerState]:  # noqa: ARG002
+    def revise(self, prepared: PreparedExperiment, state: ServerState) -> tuple[PreparedExperiment, ServerState]:  # noqa: ARG002
         """Before a round and the evaluation: who is there now, who is barred; newcomers get a batch norm."""
         self.refresh()
         directory, common = self.terms.directory, self.terms.common
         everybody = self._counted(tuple(self.roster.members.values()))
         directory.describe(everybody, common.classes, common.image_shape)
         self.control = read_control(directory.path / "control.toml", self.control, self.terms.log)
-        revised = self.course()
+        revised = self.prepared()
         unknown = [member.id for member in revised.plan.members if member.id not in state.personal]
         kept = self.roster.kept(unknown, self.parts.personal)
         state = welcomed(state, revised.plan, self.net, kept, self.roster.refuse_kept)

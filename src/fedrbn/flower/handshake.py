@@ -21,7 +21,7 @@ from fedrbn.data import AVAILABLE
 from fedrbn.data.federation import at_users
 from fedrbn.data.memory_limit import available_memory
 from fedrbn.fleet.planner import Device, Speed, Workload, plan
-from fedrbn.flower.orders import ClientId
+from fedrbn.flower.instructions import ClientId
 from fedrbn.flower.questions import Label
 from fedrbn.nets import NETWORKS, build
 from fedrbn.types import Member, Role

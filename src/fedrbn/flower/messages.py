@@ -2,7 +2,7 @@
 
     shared     the shared weights θ: one record that all messages of a round have in common
     personal   the client's own batch norm
-    order      JSON: what to do (see `orders`)
+    order      JSON: what to do (see `instructions`)
     reply      JSON: who answers what
 
 Both sides know the network, so every tensor is checked against it. With `bfloat16` the server sends θ rounded and
@@ -23,7 +23,7 @@ from fedrbn.evaluation.accuracy import Accuracy
 from fedrbn.federated.aggregation.layout import Layout
 from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Result, Round, Train, Upload
 from fedrbn.flower import wire
-from fedrbn.flower.orders import (
+from fedrbn.flower.instructions import (
     MOST_CAUSE,
     Answered,
     EvaluateOrder,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fedrbn.federated.aggregation.mean import Contribution, mean
-from fedrbn.federated.propagation import Standing, propagate
+from fedrbn.federated.propagation import DonorFreshness, propagate
 from fedrbn.federated.protocol import ServerState, Upload
 from fedrbn.federated.server import Plan, initial_state
-from fedrbn.federated.uploads.validation import Gate, UploadError, length, scratch
+from fedrbn.federated.uploads.validation import UploadCheck, UploadError, length, scratch
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Member, Role, Tensors
 
@@ -35,9 +35,9 @@ def welcomed(
     personal = state.personal | {member.id: start | own.get(member.id, {}) for member in new}
     receivers = [member.id for member in new if member.role is Role.ST]
     if plan.method.propagation is not None:
-        standing = Standing(frozenset(receivers) - own.keys(), plan.fading(state))
+        freshness = DonorFreshness(frozenset(receivers) - own.keys(), plan.fading(state))
         estimates = propagate(
-            personal, receivers, plan.donors(state), plan.names.batch_norms, plan.method.propagation, standing
+            personal, receivers, plan.donors(state), plan.names.batch_norms, plan.method.propagation, freshness
         )
         personal |= {client: personal[client] | estimate for client, estimate in estimates.items()}
     return replace(state, personal=personal)
@@ -52,9 +52,9 @@ def _sound(
     for member in members:
         if member.id not in own:
             continue
-        gate = Gate(replace(member, role=Role.AT), start, lengths, names, plan.faults.max_update, place)
+        check = UploadCheck(replace(member, role=Role.AT), start, lengths, names, plan.faults.max_update, place)
         try:
-            gate.admit(Upload(member.id, 0, {}, own[member.id], member.samples, {"loss": 0.0}))
+            check.admit(Upload(member.id, 0, {}, own[member.id], member.samples, {"loss": 0.0}))
         except UploadError as error:
             refuse(member.id, str(error))
         else:

@@ -72,7 +72,7 @@ class Lobby:
         """How often nodes were asked and gave no answer: they are asked less and less often."""
         self.calls = 0
 
-    def arrivals(self) -> tuple[set[int], list[Guest]]:
+    def newcomer_data(self) -> tuple[set[int], list[Guest]]:
         """(the nodes that are there, those of them that have introduced themselves just now)."""
         nodes = identities(self.grid)
         here = set(nodes)

@@ -18,11 +18,11 @@ from flwr.serverapp import Grid
 from fedrbn.config import ConfigError, Experiment
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
 from fedrbn.flower import wire
-from fedrbn.flower.deployment import Deployment, Terms, described
+from fedrbn.flower.deployment import RemoteFederation, Terms, described
 from fedrbn.flower.grid_execute import grid_execute
 from fedrbn.flower.handshake import Agreement, Introduction, agreement, too_large
+from fedrbn.flower.instructions import setup_for
 from fedrbn.flower.log import EventLog, RoundLog
-from fedrbn.flower.orders import setup_for
 from fedrbn.flower.roster import Guest, Lobby
 from fedrbn.flower.settings import FlowerConfig, Values, experiment_of
 from fedrbn.runs.directory import RunDirectory, StorageError, write_atomically
@@ -35,14 +35,14 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
     experiment, settings = experiment_of(run_config)
     if experiment.malice.attack is not None:
         raise ConfigError(
-            f"got malice.attack = {experiment.malice.attack!r} in a deployment; expected none: simulated attackers are "
+            f"got malice.attack = {experiment.malice.attack!r} in a federation; expected none: simulated attackers are "
             "for embedded runs. Leave the section out."
         )
     privacy_of(experiment)  # refuses settings that exclude each other, which no node could see
     noise = (experiment.privacy.statistics_noise, experiment.privacy.update_noise)
     if noise != (None, None) and not experiment.privacy.secret:
         raise ConfigError(
-            "got noise in [privacy] without privacy.secret in a deployment; expected it to be true: noise from the "
+            "got noise in [privacy] without privacy.secret in a federation; expected it to be true: noise from the "
             "run's seed, which server and nodes know, can be subtracted by any of them. Set privacy.secret = true."
         )
     directory = _directory(experiment)
@@ -54,10 +54,10 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
             log("finished before", round=finished[0]["round"])
             return finished[0]
         try:
-            deployment = _gathered(grid, experiment, settings, directory, log)
-            execute = grid_execute(deployment.line(grid))
+            federation = _gathered(grid, experiment, settings, directory, log)
+            execute = grid_execute(federation.line(grid))
             record = train_and_evaluate(
-                deployment.course(), directory, execute, RoundLog(log), revise=deployment.revise
+                federation.prepared(), directory, execute, RoundLog(log), revise=federation.revise
             )
         except Exception as error:  # whatever it is: whoever looks only at the log learns of it
             log("stopped", reason=f"{type(error).__name__}: {error}")
@@ -90,7 +90,7 @@ def _token(directory: RunDirectory) -> str:
 
 def _gathered(
     grid: Grid, experiment: Experiment, settings: FlowerConfig, directory: RunDirectory, log: EventLog
-) -> Deployment:
+) -> RemoteFederation:
     """Wait until enough nodes have introduced themselves, and let in those that agree."""
     token = _token(directory)
     setup = wire.text(setup_for(Role.ST, experiment, token))
@@ -107,24 +107,24 @@ def _gathered(
     end = time.monotonic() + settings.wait
     here, guests = _wait(lobby, settings, end)
     common = _common(directory, settings, [guest.introduction for guest in guests])
-    deployment = Deployment(Terms(experiment, settings, common, token, directory, log), lobby)
-    deployment.roster.update(here, guests)
-    while len(deployment.roster.present) < settings.nodes:
+    federation = RemoteFederation(Terms(experiment, settings, common, token, directory, log), lobby)
+    federation.roster.update(here, guests)
+    while len(federation.roster.present) < settings.nodes:
         if time.monotonic() > end:
             raise ConfigError(
-                f"got {len(deployment.roster.present)} nodes that agree with the server; expected flower.nodes = "
+                f"got {len(federation.roster.present)} nodes that agree with the server; expected flower.nodes = "
                 f"{settings.nodes}. events.jsonl says why the others were refused."
             )
         time.sleep(settings.poll)
-        deployment.refresh()
-    return deployment
+        federation.refresh()
+    return federation
 
 
 def _wait(lobby: Lobby, settings: FlowerConfig, end: float) -> tuple[set[int], list[Guest]]:
     """The nodes that are there, and those that have introduced themselves, in order: enough of them, before `end`."""
     guests: dict[int, Guest] = {}
     while True:
-        here, new = lobby.arrivals()
+        here, new = lobby.newcomer_data()
         guests = {node: guest for node, guest in guests.items() if node in here} | {guest.node: guest for guest in new}
         if len(guests) >= settings.nodes:
             return here, sorted(guests.values(), key=lambda guest: guest.place)

@@ -21,7 +21,7 @@ from fedrbn.config.schema import Section
 from fedrbn.data import AVAILABLE
 from fedrbn.federated.options import resolved
 from fedrbn.fleet.description import Quantity
-from fedrbn.flower.orders import ClientId, Setup, Transport
+from fedrbn.flower.instructions import ClientId, Setup, Transport
 from fedrbn.types import Role
 
 Values: TypeAlias = Mapping[str, bool | int | float | str]

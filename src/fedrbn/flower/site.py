@@ -23,7 +23,7 @@ from fedrbn.data.samples import Client, Federation, Samples
 from fedrbn.federated.aggregation.layout import Layout, layout
 from fedrbn.federated.assemble import build_network, load_data
 from fedrbn.flower import wire
-from fedrbn.flower.orders import Setup, method_of
+from fedrbn.flower.instructions import Setup, method_of
 from fedrbn.flower.settings import NodeConfig, Values
 from fedrbn.hardware import pick_device
 from fedrbn.nets.dual_bn import DualNet

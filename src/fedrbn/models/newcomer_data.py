@@ -22,7 +22,7 @@ _SUFFIXES = {".jpg", ".jpeg", ".png"}
 
 
 @dataclass(frozen=True)
-class Arrival:
+class NewcomerData:
     """A newcomer's images."""
 
     domain: str
@@ -33,7 +33,7 @@ class Arrival:
     test: Samples | None
 
 
-def arrival(trained: Trained, source: str, domain: str | None = None) -> Arrival:
+def newcomer_data(trained: Trained, source: str, domain: str | None = None) -> NewcomerData:
     """The newcomer's images from a data set, a folder `root/<domain>/<class>/*`, or a folder of unlabelled images.
 
     Where the run was trained on the same data and domain, the images that participants trained on are left out.
@@ -42,7 +42,7 @@ def arrival(trained: Trained, source: str, domain: str | None = None) -> Arrival
     if folder.is_dir():
         pictures = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
         if pictures:
-            return Arrival(domain or folder.name, _decoded(pictures, trained.image_shape), None, None)
+            return NewcomerData(domain or folder.name, _decoded(pictures, trained.image_shape), None, None)
     dataset = data.load(source, trained.image_shape[1])
     if not isinstance(dataset, DataSet):
         raise OnboardingError(f"got {source!r}, a federation; expected a data set or a folder with images.")
@@ -58,7 +58,7 @@ def arrival(trained: Trained, source: str, domain: str | None = None) -> Arrival
     if name not in known:
         raise plugins.unknown("domain", name, known)
     labelled = _unseen(trained, source, known[name].train, name)
-    return Arrival(name, labelled.images, labelled, known[name].test)
+    return NewcomerData(name, labelled.images, labelled, known[name].test)
 
 
 def some(samples: Samples, count: int | None, seed: int = 0) -> Samples:

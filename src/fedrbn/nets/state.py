@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
 from fedrbn.types import Branch, Tensors
@@ -68,3 +73,13 @@ def load(net: nn.Module, values: Tensors) -> None:
             )
     for name, value in values.items():
         own[name].copy_(value)
+
+
+def digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    """Sixty-four hex digits that name these tensors, with their names and types, and these facts."""
+    hasher = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()

@@ -10,7 +10,7 @@ from fedrbn.report.accuracies import Accuracies, accuracies
 from fedrbn.report.charts import Series, heat, lines
 from fedrbn.report.content import Figure, Table, accuracy, amount
 from fedrbn.report.gather import Run, mean_loss
-from fedrbn.report.overview import ending, facts, failures, remarks, settings_tables
+from fedrbn.report.overview import ending, failures, remarks, run_facts, settings_tables
 from fedrbn.report.recomputed import CHECKED, Donations
 from fedrbn.report.records import Evaluation, RoundRecord, Verdict
 from fedrbn.report.sample_sheet import Strip
@@ -72,7 +72,7 @@ def view(run: Run, label: str, anchor: str, extras: Extras) -> RunView:
         path=str(run.path),
         finished=evaluation is not None,
         ending=ending(run, extras.planned),
-        facts=facts(run),
+        facts=run_facts(run),
         changed=changed,
         settings=settings,
         failures=failures(run),

@@ -84,7 +84,7 @@ def remarks(run: Run) -> tuple[str, ...]:
     return (*alarms[:MOST_ALARMS], *hidden, *unheard)
 
 
-def facts(run: Run) -> tuple[tuple[str, str], ...]:
+def run_facts(run: Run) -> tuple[tuple[str, str], ...]:
     """Who took part, for how long, with which versions."""
     facts = []
     if run.members:

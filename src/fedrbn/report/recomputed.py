@@ -9,7 +9,7 @@ from fedrbn.evaluation import checklist as checking
 from fedrbn.evaluation.accuracy import Accuracy
 from fedrbn.evaluation.protocol import main_label, threat_eps
 from fedrbn.federated.assemble import Assembly, build_plan
-from fedrbn.federated.propagation import Standing
+from fedrbn.federated.propagation import DonorFreshness
 from fedrbn.federated.protocol import Answers
 from fedrbn.randomness import generator
 from fedrbn.report.records import Verdict
@@ -61,9 +61,9 @@ def donations(trained: Trained) -> Donations | None:
     receivers = [member.id for member in members if member.role is Role.ST]
     if method.propagation is None or not donors or not receivers:
         return None
-    standing = Standing(frozenset(receivers) - state.reported.keys(), plan.fading(state))
+    freshness = DonorFreshness(frozenset(receivers) - state.reported.keys(), plan.fading(state))
     among = (state.personal, receivers, donors, plan.names.batch_norms)
-    alpha = method.propagation.guard.weights(method.propagation.weights(*among, standing), *among)
+    alpha = method.propagation.guard.weights(method.propagation.weights(*among, freshness), *among)
     known = {member.id: member for member in members}
     return Donations(
         tuple(known[receiver] for receiver in receivers),

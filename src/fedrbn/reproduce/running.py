@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import set_num_threads
 
 from fedrbn.config import Experiment
-from fedrbn.evaluation.protocol import Examination
+from fedrbn.evaluation.protocol import EvaluationSettings
 from fedrbn.reproduce import measures, reading
 from fedrbn.reproduce.experiment_cells import Cell
 from fedrbn.reproduce.measures import Measure
@@ -81,5 +81,5 @@ def finish(task: Task, store: Path, subset: int) -> None:
     sweep.complete(sweep.Cell("", task.experiment), store)
     directory = reading.directory(task.experiment, store)
     if task.attacks and reading.under_attacks(directory, task.attacks) is None:
-        evaluate(directory, Examination(attacks=task.attacks, adaptive=False, subset=subset), workers=1)
+        evaluate(directory, EvaluationSettings(attacks=task.attacks, adaptive=False, subset=subset), workers=1)
     measures.complete(directory, task.measures)

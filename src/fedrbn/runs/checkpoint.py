@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +9,13 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from fedrbn.config import Experiment, from_values
 from fedrbn.federated.protocol import ServerState
+from fedrbn.federated.training.memory import Memory
 from fedrbn.files import Folder, StorageError
+from fedrbn.nets.state import digest
 
 FORMAT = "fedrbn-state/2"
 _WITHOUT_DIGEST = "fedrbn-state/1"
@@ -38,14 +38,6 @@ class Best:
 
     round: int
     score: float
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What a client remembers (`federated.memory`): from which round it is, and the digest of it."""
-
-    round: int
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -102,16 +94,6 @@ def read(folder: Folder, name: str) -> Checkpoint:
             f"got checkpoint {path}, which cannot be read ({error}); expected {FORMAT}. It is damaged: put a copy "
             "back, or remove it and continue with --resume, or train again with --force."
         ) from error
-
-
-def digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
-    """Sixty-four hex digits that name these tensors, with their names and types, and these facts."""
-    hasher = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
 
 
 def _experiment(facts: Mapping[str, Any]) -> Experiment | None:

@@ -36,8 +36,8 @@ from fedrbn.config import ConfigError, Experiment
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.training.memory import remembered
 from fedrbn.files import MOST_SETTINGS, Folder, StorageError, cannot_write, write_atomically
-from fedrbn.runs import checkpoint
-from fedrbn.runs.checkpoint import Best, Checkpoint, DamagedError
+from fedrbn.runs.checkpoint import Best, Checkpoint, DamagedError, encode
+from fedrbn.runs.checkpoint import read as read_checkpoint
 from fedrbn.types import Member, Role
 
 __all__ = ["RunDirectory", "StorageError", "StorageWarning", "write_atomically"]
@@ -175,7 +175,7 @@ class RunDirectory:
         """Write a checkpoint, whole or not at all; the one that was there is kept as the previous one."""
         experiment = self.experiment() if self.folder.exists("config.toml") else None
         checkpoint = Checkpoint(state, best, experiment, remembered(self.clients, state.round))
-        prepared = self.folder.prepare(_current(name), checkpoint.encode(checkpoint))
+        prepared = self.folder.prepare(_current(name), encode(checkpoint))
         if self.folder.exists(_current(name)):
             self.folder.move(_current(name), _previous(name))
         self.folder.place(prepared, _current(name))
@@ -186,7 +186,7 @@ class RunDirectory:
 
     def _read(self, name: str) -> Checkpoint:
         """A checkpoint of this run's experiment; one of another is refused."""
-        found = checkpoint.read(self.folder, name)
+        found = read_checkpoint(self.folder, name)
         if found.experiment is not None:
             self._ensure_same(found.experiment, name)
         return found

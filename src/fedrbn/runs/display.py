@@ -15,7 +15,7 @@ from fedrbn.cost.estimate import as_text, estimate_seconds
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.privacy.accountant import spending
 from fedrbn.federated.protocol import Answers, Failure, Result, Upload
-from fedrbn.runs.history import Story, sparkline
+from fedrbn.runs.history import RoundHistory, sparkline
 from fedrbn.types import Role
 
 VALIDATION = {"ra_at": "RA of AT users", "sa_st": "SA of ST users"}
@@ -51,19 +51,22 @@ class Activity:
         return f"{counts}  of {self.clients}   {self.newest}"
 
 
-def panel(story: Story, title: str, activity: str, doing: str) -> RenderableType:
+def panel(history: RoundHistory, title: str, activity: str, doing: str) -> RenderableType:
     """The run at a glance: rounds and time left, validation and loss as sparklines, what clients are doing."""
     grid = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=max(1, story.rounds), completed=story.finished, width=24)
-    left = story.seconds_left
+    bar = ProgressBar(total=max(1, history.rounds), completed=history.finished, width=24)
+    left = history.seconds_left
     grid.add_row(
-        f"{title} round", bar, f"{story.finished}/{story.rounds}", f"{as_text(left)} left" if left is not None else ""
+        f"{title} round",
+        bar,
+        f"{history.finished}/{history.rounds}",
+        f"{as_text(left)} left" if left is not None else "",
     )
     for name, label in VALIDATION.items():
-        values = story.values(name)
+        values = history.values(name)
         if values:
             grid.add_row(label, sparkline(values), f"{values[-1]:.1%}", f"best {max(values):.1%}")
-    losses = story.values("loss")
+    losses = history.values("loss")
     if losses:
         grid.add_row("loss", sparkline(losses), f"{losses[-1]:.3f}")
     rows = Table.grid()
@@ -72,17 +75,17 @@ def panel(story: Story, title: str, activity: str, doing: str) -> RenderableType
     return rows
 
 
-def plain_line(story: Story, title: str) -> str:
+def plain_line(history: RoundHistory, title: str) -> str:
     """The newest round in one line."""
-    newest = story.chapters[-1]
-    said = [f"{title}: round {newest.round}/{story.rounds}"]
+    newest = history.entries[-1]
+    said = [f"{title}: round {newest.round}/{history.rounds}"]
     if newest.loss is not None:
         said.append(f"loss {newest.loss:.3f}")
-    last = {label: story.values(name)[-1:] for name, label in VALIDATION.items()}
+    last = {label: history.values(name)[-1:] for name, label in VALIDATION.items()}
     validation = ", ".join(f"{label} {values[0]:.1%}" for label, values in last.items() if values)
     said += [f"validation {validation}"] if validation else []
     said += [f"{newest.failed} failed"] if newest.failed else []
-    return "  ".join([*said, f"{as_text(story.seconds_left or 0.0)} left"])
+    return "  ".join([*said, f"{as_text(history.seconds_left or 0.0)} left"])
 
 
 class Display:
@@ -91,7 +94,7 @@ class Display:
     def __init__(self, console: Console, title: str) -> None:
         self.console = console
         self.title = title
-        self.story = Story(0, {})
+        self.history = RoundHistory(0, {})
         self.activity = Activity("starting", 0)
         self.privacy = ""
         self.live = Live(get_renderable=self._panel, console=console, transient=True) if console.is_terminal else None
@@ -108,7 +111,7 @@ class Display:
     def training(self, assembly: Assembly, finished: int) -> None:
         """Say what is about to run and how long it will take."""
         plan = assembly.plan
-        self.story = Story(plan.rounds, {member.id: member.role for member in plan.members}, finished=finished)
+        self.history = RoundHistory(plan.rounds, {member.id: member.role for member in plan.members}, finished=finished)
         self.activity = Activity("training", len(plan.sample(finished)) if finished < plan.rounds else 0)
         at = sum(member.role is Role.AT for member in plan.members)
         self._say(
@@ -123,19 +126,19 @@ class Display:
     def answered(self, result: Result) -> None:
         """Show the client that has just answered."""
         if isinstance(result, Answers) and self.activity.name == "training":  # the uploads are in: now validation
-            self.activity = Activity("validating", len(self.story.roles))
-        self.activity.count(result, self.story.roles.get(result.client))
+            self.activity = Activity("validating", len(self.history.roles))
+        self.activity.count(result, self.history.roles.get(result.client))
 
     def round_finished(self, record: dict[str, Any]) -> None:
         """Show the round's loss, its validation and the time left."""
-        self.story = self.story.after([record])
+        self.history = self.history.after([record])
         self.activity = Activity("training", len(record["clients"]))
         for failure in record.get("failures", []):
             self._say(f"client {failure['client']} is left out of round {failure['round']}: {failure['cause']}")
         if "warning" in record:
             self._say(f"warning: {record['warning']}")
         if self.live is None:
-            self.console.print(plain_line(self.story, self.title), highlight=False, markup=False)
+            self.console.print(plain_line(self.history, self.title), highlight=False, markup=False)
 
     def evaluating(self, clients: int) -> None:
         """Say that the final evaluation starts."""
@@ -149,4 +152,4 @@ class Display:
         self.console.print(f"{self.title}: {text}", highlight=False, markup=False)
 
     def _panel(self) -> RenderableType:
-        return panel(self.story, self.title, self.activity.name, str(self.activity))
+        return panel(self.history, self.title, self.activity.name, str(self.activity))

@@ -19,7 +19,7 @@ RECENT = 20
 
 
 @dataclass(frozen=True)
-class Chapter:
+class RoundEntry:
     """What is shown of one finished round; None where it was not measured."""
 
     round: int
@@ -36,45 +36,45 @@ class Chapter:
 
 
 @dataclass(frozen=True)
-class Story:
+class RoundHistory:
     """A run's finished rounds, with the number there will be."""
 
     rounds: int
     roles: Mapping[str, Role]
-    chapters: tuple[Chapter, ...] = ()
+    entries: tuple[RoundEntry, ...] = ()
     finished: int = 0
-    """Rounds that are finished, those before the first chapter included."""
+    """Rounds that are finished, those before the first round_entry included."""
 
-    def after(self, records: Iterable[Mapping[str, Any]]) -> Story:
-        """The story with the records of the rounds that came next."""
-        return self._with(self.chapters + tuple(chapter(record, self.roles) for record in records))
+    def after(self, records: Iterable[Mapping[str, Any]]) -> RoundHistory:
+        """The history with the records of the rounds that came next."""
+        return self._with(self.entries + tuple(round_entry(record, self.roles) for record in records))
 
-    def until(self, count: int) -> Story:
-        """The story as it was after its first so many chapters."""
-        return self._with(self.chapters[:count])
+    def until(self, count: int) -> RoundHistory:
+        """The history as it was after its first so many entries."""
+        return self._with(self.entries[:count])
 
-    def _with(self, chapters: tuple[Chapter, ...]) -> Story:
-        return replace(self, chapters=chapters, finished=chapters[-1].round if chapters else self.finished)
+    def _with(self, entries: tuple[RoundEntry, ...]) -> RoundHistory:
+        return replace(self, entries=entries, finished=entries[-1].round if entries else self.finished)
 
     @property
     def seconds_left(self) -> float | None:
         """Until the rounds are done, if they take as long as the recent ones; None before the first."""
-        if not self.chapters:
+        if not self.entries:
             return None
-        return fmean(own.seconds for own in self.chapters[-RECENT:]) * (self.rounds - self.finished)
+        return fmean(own.seconds for own in self.entries[-RECENT:]) * (self.rounds - self.finished)
 
     def values(self, name: str) -> list[float]:
         """All that was measured of loss, ra_at or sa_st, in the order of rounds."""
-        found = (getattr(own, name) for own in self.chapters)
+        found = (getattr(own, name) for own in self.entries)
         return [value for value in found if value is not None]
 
 
-def chapter(record: Mapping[str, Any], roles: Mapping[str, Role]) -> Chapter:
+def round_entry(record: Mapping[str, Any], roles: Mapping[str, Role]) -> RoundEntry:
     """A round from the line that was written for it."""
     taking_part = [roles.get(client) for client in record["clients"]]
     losses = [float(metrics["loss"]) for metrics in record["clients"].values() if "loss" in metrics]
     validation = record.get("validation") or {}
-    return Chapter(
+    return RoundEntry(
         round=int(record["round"]),
         seconds=float(record.get("seconds", 0.0)),
         at=taking_part.count(Role.AT),

@@ -14,9 +14,9 @@ from fedrbn.config import Experiment
 from fedrbn.cost.count import cost_of
 from fedrbn.data.samples import DataSet, Federation
 from fedrbn.evaluation.accuracy import Accuracy, deployment_name
-from fedrbn.evaluation.protocol import Examination, ask_all, examine, facts, main_label
+from fedrbn.evaluation.protocol import EvaluationSettings, ask_all, evaluate_clients, main_label, origin_of
 from fedrbn.evaluation.summary import validation_summary
-from fedrbn.federated.assemble import Assembly, Course, assemble
+from fedrbn.federated.assemble import Assembly, PreparedExperiment, assemble
 from fedrbn.federated.divergence import diverging, first_losses_of
 from fedrbn.federated.protocol import Execute, Job, Result, Round, ServerState
 from fedrbn.federated.server import federate, initial_state, misfit
@@ -46,13 +46,13 @@ class Watcher(Protocol):
         """The evaluation of so many clients on their test data starts."""
 
 
-Revise: TypeAlias = Callable[[Course, ServerState], tuple[Course, ServerState]]
+Revise: TypeAlias = Callable[[PreparedExperiment, ServerState], tuple[PreparedExperiment, ServerState]]
 """What may change before a round and before the evaluation: who takes part, and so what the server remembers."""
 
 
-def unchanged(course: Course, state: ServerState) -> tuple[Course, ServerState]:
+def unchanged(prepared: PreparedExperiment, state: ServerState) -> tuple[PreparedExperiment, ServerState]:
     """The same clients from the first round to the last."""
-    return course, state
+    return prepared, state
 
 
 def run(
@@ -100,7 +100,7 @@ def resume(
 
 def evaluate(
     path: Path | str,
-    examination: Examination | None = None,
+    settings: EvaluationSettings | None = None,
     *,
     network: nn.Module | None = None,
     data: DataSet | Federation | None = None,
@@ -120,7 +120,7 @@ def evaluate(
             )
         assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
         with one_thread(), assembly.executor() as execute:
-            return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), examination, watcher)
+            return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), settings, watcher)
 
 
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _ensure_remembered(assembly: Assembly, directory: RunDirectory, last: Checkp
 
 
 def train_and_evaluate(
-    course: Course,
+    prepared: PreparedExperiment,
     directory: RunDirectory,
     execute: Execute,
     watcher: Watcher | None = None,
@@ -165,43 +165,43 @@ def train_and_evaluate(
     before the evaluation. The server's own arithmetic takes one thread: more would spin against the workers.
     """
     with one_thread():
-        course, state = _train(course, directory, execute, watcher, revise)
-        return _evaluate(course, directory, state, execute, None, watcher)
+        prepared, state = _train(prepared, directory, execute, watcher, revise)
+        return _evaluate(prepared, directory, state, execute, None, watcher)
 
 
 def _train(
-    course: Course, directory: RunDirectory, execute: Execute, watcher: Watcher | None, revise: Revise
-) -> tuple[Course, ServerState]:
-    """Run the rounds that are left; returns the state that validation chose, and the course as it was last."""
+    prepared: PreparedExperiment, directory: RunDirectory, execute: Execute, watcher: Watcher | None, revise: Revise
+) -> tuple[PreparedExperiment, ServerState]:
+    """Run the rounds that are left; returns the state that validation chose, and the prepared as it was last."""
     checkpoint = directory.checkpoint("last")
-    state = checkpoint.state if checkpoint else initial_state(course.net, course.plan)
+    state = checkpoint.state if checkpoint else initial_state(prepared.net, prepared.plan)
     best = checkpoint.best if checkpoint else None
-    origin, started = facts(course), time.perf_counter()
+    origin, started = origin_of(prepared), time.perf_counter()
     first_losses = first_losses_of(directory.records("rounds.jsonl"))
     while True:
-        course, state = revise(course, state)
+        prepared, state = revise(prepared, state)
         if checkpoint and state.round == checkpoint.state.round:
-            _ensure_fit(course, state, directory.path)
-        if state.round >= course.plan.rounds:
+            _ensure_fit(prepared, state, directory.path)
+        if state.round >= prepared.plan.rounds:
             break
         try:
-            state, report = next(federate(state, course.plan, execute))
+            state, report = next(federate(state, prepared.plan, execute))
         except TooFewClientsError as error:
             directory.append("stops.jsonl", {**origin, "round": error.number + 1, "failures": listed(error.failures)})
             raise
         record: dict[str, Any] = {**origin, "round": state.round, "lr": report.lr, "clients": report.clients}
-        record |= course.remarks(state)
+        record |= prepared.remarks(state)
         if report.failures:
             record["failures"] = listed(report.failures)
         alarm = diverging(report, first_losses)
         if alarm:
             record["warning"] = alarm
         first_losses = first_losses_of([record]) | first_losses
-        if _validation_due(course, state.round):
-            record["validation"] = _validate(course, state, execute)
+        if _validation_due(prepared, state.round):
+            record["validation"] = _validate(prepared, state, execute)
             score = record["validation"]["score"]
             better = best is None or score is None or score > best.score
-            if better and course.plan.may_choose(state.round):
+            if better and prepared.plan.may_choose(state.round):
                 best = Best(state.round, score or 0.0)
                 directory.save("best", state, best)
         record["seconds"] = time.perf_counter() - started
@@ -211,7 +211,7 @@ def _train(
         if watcher:
             watcher.round_finished(record)
     chosen = directory.checkpoint("best")
-    return course, _with_latecomers(directory, chosen, state) if chosen else state
+    return prepared, _with_latecomers(directory, chosen, state) if chosen else state
 
 
 def _with_latecomers(directory: RunDirectory, chosen: Checkpoint, last: ServerState) -> ServerState:
@@ -224,8 +224,8 @@ def _with_latecomers(directory: RunDirectory, chosen: Checkpoint, last: ServerSt
     return merged
 
 
-def _ensure_fit(course: Course, state: ServerState, path: Path) -> None:
-    wrong = misfit(state, course.net, course.plan)
+def _ensure_fit(prepared: PreparedExperiment, state: ServerState, path: Path) -> None:
+    wrong = misfit(state, prepared.net, prepared.plan)
     if wrong:
         raise StorageError(
             f"got the checkpoint of {path} with {wrong}; expected that of this experiment. It is of another network or "
@@ -233,43 +233,43 @@ def _ensure_fit(course: Course, state: ServerState, path: Path) -> None:
         )
 
 
-def _validation_due(course: Course, number: int) -> bool:
-    return number % course.experiment.train.validate_every == 0 or number == course.plan.rounds
+def _validation_due(prepared: PreparedExperiment, number: int) -> bool:
+    return number % prepared.experiment.train.validate_every == 0 or number == prepared.plan.rounds
 
 
-def _validate(course: Course, state: ServerState, execute: Execute) -> dict[str, float | None]:
+def _validate(prepared: PreparedExperiment, state: ServerState, execute: Execute) -> dict[str, float | None]:
     """Score the state on validation data, if there is any: RA of AT users and SA of ST users, as in the paper."""
-    plan = course.plan
-    if not course.outline.validation:
+    plan = prepared.plan
+    if not prepared.outline.validation:
         return validation_summary([], plan.members, {})
-    label = main_label(course.experiment)
+    label = main_label(prepared.experiment)
     branches = {member.id: plan.selecting_branch(state, member) for member in plan.members}
 
     def question(member: Member) -> tuple[Accuracy]:
-        attack = course.adversary if member.role is Role.AT else None
+        attack = prepared.adversary if member.role is Role.AT else None
         return (Accuracy(branches[member.id], label, attack),)
 
     keys = {
         member.id: f"{label if member.role is Role.AT else 'clean'}@{deployment_name(branches[member.id])}"
         for member in plan.members
     }
-    answers, _ = ask_all(course, state, "validation", question, execute)
+    answers, _ = ask_all(prepared, state, "validation", question, execute)
     return validation_summary(answers, plan.members, keys)
 
 
 def _evaluate(
-    course: Course,
+    prepared: PreparedExperiment,
     directory: RunDirectory,
     state: ServerState,
     execute: Execute,
-    examination: Examination | None,
+    settings: EvaluationSettings | None,
     watcher: Watcher | None,
 ) -> dict[str, Any]:
     """Examine every client on its test data; writes the record and the per-sample answers."""
     if watcher:
-        watcher.evaluating(len(course.plan.members))
-    record, answers = examine(course, state, execute, examination or Examination())
-    record |= {"cost": cost_of(course), **course.remarks(state)}
+        watcher.evaluating(len(prepared.plan.members))
+    record, answers = evaluate_clients(prepared, state, execute, settings or EvaluationSettings())
+    record |= {"cost": cost_of(prepared), **prepared.remarks(state)}
     number = len(directory.records("evaluations.jsonl"))
     directory.save_tensors(f"answers/{number}.safetensors", answers)
     directory.append("evaluations.jsonl", record)

@@ -14,7 +14,7 @@ from fedrbn.federated.aggregation.layout import Layout
 from fedrbn.federated.options import configure
 from fedrbn.federated.server import Plan
 from fedrbn.runs.directory import RunDirectory
-from fedrbn.runs.history import Story
+from fedrbn.runs.history import RoundHistory
 from fedrbn.runs.records import rounds
 from fedrbn.types import Member
 
@@ -22,7 +22,7 @@ PATIENCE = 2
 """Looks in a row at a run that nobody holds, before it is said not to be alive: one may fall before it starts."""
 
 
-class Phase(Enum):
+class RunStage(Enum):
     """How far a run is."""
 
     TRAINING = "training"
@@ -32,11 +32,11 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Sight:
+class RunStatus:
     """A run at one moment."""
 
-    story: Story
-    phase: Phase
+    history: RoundHistory
+    stage: RunStage
     cause: str = ""
     """Why it stopped, if it said so."""
 
@@ -48,38 +48,38 @@ def planned_rounds(experiment: Experiment, members: tuple[Member, ...]) -> int:
     return Plan(members, method, nothing, experiment.train, experiment.run.seed).rounds
 
 
-def beginning(directory: RunDirectory) -> Story:
+def beginning(directory: RunDirectory) -> RoundHistory:
     """The run before its first round."""
     members, _, _ = directory.description()
     roles = {member.id: member.role for member in members}
-    return Story(planned_rounds(directory.experiment(), members), roles)
+    return RoundHistory(planned_rounds(directory.experiment(), members), roles)
 
 
-def look(directory: RunDirectory, start: Story) -> Sight:
+def look(directory: RunDirectory, start: RoundHistory) -> RunStatus:
     """How the run stands now. A line that is half written is left for the next look."""
     held = directory.held()  # asked first: what was written before it was let go is then seen below
-    story = start.after(rounds(directory))
+    history = start.after(rounds(directory))
     if directory.records("evaluations.jsonl"):
-        return Sight(story, Phase.FINISHED)
+        return RunStatus(history, RunStage.FINISHED)
     if held:
-        return Sight(story, Phase.TRAINING if story.finished < story.rounds else Phase.EVALUATING)
-    stops = [stop for stop in directory.records("stops.jsonl") if stop["round"] > story.finished]
+        return RunStatus(history, RunStage.TRAINING if history.finished < history.rounds else RunStage.EVALUATING)
+    stops = [stop for stop in directory.records("stops.jsonl") if stop["round"] > history.finished]
     cause = "; ".join(f"{f['client']}: {f['cause']}" for f in stops[-1]["failures"]) if stops else ""
-    return Sight(story, Phase.STOPPED, cause)
+    return RunStatus(history, RunStage.STOPPED, cause)
 
 
-def follow(path: Path, every: float = 1.0, sleep: Callable[[float], None] = time.sleep) -> Iterator[Sight]:
+def follow(path: Path, every: float = 1.0, sleep: Callable[[float], None] = time.sleep) -> Iterator[RunStatus]:
     """The run now and whenever something has changed, until it is finished or not alive."""
     directory = RunDirectory.open(path)
     start = beginning(directory)
-    shown: Sight | None = None
+    shown: RunStatus | None = None
     unheld = 0
     while True:
-        sight = look(directory, start)
-        unheld = unheld + 1 if sight.phase is Phase.STOPPED else 0
-        if sight != shown and unheld in (0, PATIENCE):
-            yield sight
-            shown = sight
-        if sight.phase is Phase.FINISHED or unheld >= PATIENCE:
+        status = look(directory, start)
+        unheld = unheld + 1 if status.stage is RunStage.STOPPED else 0
+        if status != shown and unheld in (0, PATIENCE):
+            yield status
+            shown = status
+        if status.stage is RunStage.FINISHED or unheld >= PATIENCE:
             return
         sleep(every)

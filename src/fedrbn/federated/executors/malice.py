@@ -191,7 +191,7 @@ def from_config(experiment: Experiment, members: Sequence[Member], layers: tuple
     return Malice(attackers(experiment, members), made[name](), flips_labels=name == "label-flip")
 
 
-def facts(experiment: Experiment, members: Sequence[Member]) -> dict[str, Any]:
+def malice_record(experiment: Experiment, members: Sequence[Member]) -> dict[str, Any]:
     """What records say of simulated attackers; nothing if there are none."""
     who = attackers(experiment, members)
     return {"malice": {**experiment.malice.model_dump(exclude_none=True), "attackers": sorted(who)}} if who else {}

@@ -20,39 +20,39 @@ from typing import Any, NamedTuple
 import torch
 import torch.multiprocessing as mp
 
-from fedrbn.federated.executors.serial import Site, perform
-from fedrbn.federated.executors.shared_memory import Loans, Returned, Shelf, opened, sealed, share
+from fedrbn.federated.executors.serial import ClientHost, perform
+from fedrbn.federated.executors.shared_memory import BorrowedBuffers, Returned, SharedBuffers, packed, share, unpacked
 from fedrbn.federated.protocol import Execute, Failure, Job, Result, Round
 from fedrbn.federated.uploads.collection import FederationError
 from fedrbn.hardware import keep_memory
 
 
 @contextmanager
-def processes(site: Site, workers: int) -> Iterator[Execute]:
+def processes(host: ClientHost, workers: int) -> Iterator[Execute]:
     """Clients in worker processes that live as long as this block. Results come as they are ready, in any order.
 
     The clients' data and each round's shared weights are in shared memory: they are not copied to every worker.
     """
-    for client in site.clients.values():
+    for client in host.clients.values():
         for part in (client.train, client.validation, client.test):
             share(part.images)
             share(part.labels)
-    pool, shelf = [_Worker(site) for _ in range(workers)], Shelf()
+    pool, buffers = [_Worker(host) for _ in range(workers)], SharedBuffers()
     try:
         for worker in pool:
             worker.start()
-        yield lambda round_, jobs: _dispatch(pool, shelf, round_, jobs)
+        yield lambda round_, jobs: _dispatch(pool, buffers, round_, jobs)
     finally:
         for worker in pool:
             worker.stop()
 
 
-def _dispatch(pool: Sequence[_Worker], shelf: Shelf, round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
+def _dispatch(pool: Sequence[_Worker], buffers: SharedBuffers, round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
     """One job at a time to each worker; whoever is done gets the next."""
     for worker in pool:
         worker.drop()  # a round that was abandoned: its late answers must not be taken for answers to this one
-    shelf.take_back()  # so nobody looks at the weights of an earlier round any more
-    round_ = replace(round_, shared=shelf.put(round_.shared).views() if round_.shared else {})
+    buffers.take_back()  # so nobody looks at the weights of an earlier round any more
+    round_ = replace(round_, shared=buffers.put(round_.shared).views() if round_.shared else {})
     waiting = iter(jobs)
     for worker, job in zip(pool, waiting, strict=False):
         worker.take(_Task(round_, job))
@@ -98,15 +98,15 @@ class _Task(NamedTuple):
 class _Worker:
     """A place where one client's job is done at a time: a process, the line to it, and what it is at."""
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
+    def __init__(self, host: ClientHost) -> None:
+        self.host = host
         self.context = mp.get_context("spawn")
         self.process: Any = None
         self.line: Any = None
         self.ready = False
         self.round: Round | None = None
         """The round that the process knows of."""
-        self.loans = Loans()
+        self.borrowed = BorrowedBuffers()
         """What of its shared memory is in use here."""
         self.task: _Task | None = None
         self.asked = self.started = math.inf
@@ -115,9 +115,9 @@ class _Worker:
     def start(self) -> None:
         """Start a new process, in place of the one there was."""
         self.line, theirs = self.context.Pipe()
-        self.ready, self.round, self.loans = False, None, Loans()
+        self.ready, self.round, self.borrowed = False, None, BorrowedBuffers()
         try:
-            self.process = self.context.Process(target=_work, args=(theirs, self.site), daemon=True)
+            self.process = self.context.Process(target=_work, args=(theirs, self.host), daemon=True)
             self.process.start()
             self.started = time.monotonic()
         except OSError as error:
@@ -137,10 +137,10 @@ class _Worker:
         self.asked = time.monotonic()
         with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which `news` will find out
             if self.round is not task.round:
-                self.line.send(sealed(task.round))
+                self.line.send(packed(task.round))
                 self.round = task.round
-            self.line.send(self.loans.ended())
-            self.line.send(sealed(task.job))
+            self.line.send(self.borrowed.ended())
+            self.line.send(packed(task.job))
 
     def remaining(self) -> float:
         """Seconds until the deadline of the job, or of starting, before the worker is ready."""
@@ -156,7 +156,7 @@ class _Worker:
         if not self.line.poll():
             return self._overdue(self.task) if self.remaining() <= 0 else None
         try:
-            said = opened(self.line.recv(), self.loans)
+            said = unpacked(self.line.recv(), self.borrowed)
         except (EOFError, OSError):  # OSError: it died while its tensors were being fetched
             return self._died(self.task)
         if said == _HELLO:
@@ -227,25 +227,25 @@ def _cannot_start(why: str) -> FederationError:
     )
 
 
-def _work(line: Any, site: Site) -> None:
+def _work(line: Any, host: ClientHost) -> None:
     """A worker's life: take a round, perform its jobs, until the line is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it closes the line
     torch.set_num_threads(1)
     keep_memory()
     # PyTorch hands tensors to a process in shared memory: without a copy, all workers would train in one network.
-    site = replace(site, net=copy.deepcopy(site.net))
+    host = replace(host, net=copy.deepcopy(host.net))
     round_: Round | None = None
-    shelf = Shelf()
+    buffers = SharedBuffers()
     with suppress(ConnectionError):
         line.send(_HELLO)
     while True:
         try:
-            message = opened(line.recv())
+            message = unpacked(line.recv())
             if isinstance(message, Round):
                 round_ = message
             elif isinstance(message, Returned):
-                shelf.take_back(message)
+                buffers.take_back(message)
             elif round_ is not None:
-                line.send(sealed(perform(site, round_, message), shelf))
+                line.send(packed(perform(host, round_, message), buffers))
         except (EOFError, ConnectionError):  # the parent has closed the line, perhaps without waiting for the answer
             return

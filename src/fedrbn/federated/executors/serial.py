@@ -25,7 +25,7 @@ from fedrbn.types import Tensors
 
 
 @dataclass(frozen=True)
-class Site:
+class ClientHost:
     """What it takes to run clients: their data and a network to work in, whose weights each job overwrites."""
 
     clients: dict[str, Client]
@@ -36,23 +36,23 @@ class Site:
     """What clients do to their uploads before they leave."""
 
 
-def perform(site: Site, round_: Round, job: Job) -> Result:
+def perform(host: ClientHost, round_: Round, job: Job) -> Result:
     """Do one client's job. The network's own randomness (dropout) is seeded too, and the global state is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(round_.seed, "round", round_.number, "client", job.client, "network"))
         try:
             if isinstance(job, Train):
-                return local_update(site.net, site.clients[job.client], round_, job, site.store, site.privacy)
-            return _evaluate(site, round_, job)
+                return local_update(host.net, host.clients[job.client], round_, job, host.store, host.privacy)
+            return _evaluate(host, round_, job)
         except (
             Exception
         ) as error:  # whatever goes wrong at a client, a plug-in's bug included, is for the server to judge
-            where = f" {worst_layer(site.net)}" if isinstance(error, FloatingPointError) else ""
+            where = f" {worst_layer(host.net)}" if isinstance(error, FloatingPointError) else ""
             return Failure(job.client, round_.number, f"{type(error).__name__}: {error}{where}")
 
 
-def _evaluate(site: Site, round_: Round, job: Evaluate) -> Answers:
-    net, client = site.net.eval(), site.clients[job.client]
+def _evaluate(host: ClientHost, round_: Round, job: Evaluate) -> Answers:
+    net, client = host.net.eval(), host.clients[job.client]
     load(net, round_.shared)
     load(net, job.personal)
     adapt(net, client, round_)
@@ -63,20 +63,20 @@ def _evaluate(site: Site, round_: Round, job: Evaluate) -> Answers:
     return Answers(job.client, round_.number, correct)
 
 
-def serial(site: Site) -> Execute:
+def serial(host: ClientHost) -> Execute:
     """Clients one after another in this process."""
 
     def execute(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
         for job in jobs:
             with one_thread():
-                result = perform(site, round_, job)
+                result = perform(host, round_, job)
             yield result
 
     return execute
 
 
 @contextmanager
-def in_this_process(site: Site) -> Iterator[Execute]:
+def in_this_process(host: ClientHost) -> Iterator[Execute]:
     """The serial executor, as fast as a worker: within this block the process keeps the memory that it frees."""
     with kept_memory():
-        yield serial(site)
+        yield serial(host)

@@ -19,11 +19,11 @@ _SMALL = {Train: "personal", Evaluate: "personal", Upload: "personal", Answers: 
 """The field of each message that holds many small tensors."""
 
 
-class Parcel(NamedTuple):
+class TensorBlock(NamedTuple):
     """Tensors one after another in a block of shared memory."""
 
     number: int
-    """Of the block, on the shelf it is from."""
+    """Of the block, on the buffers it is from."""
     block: Tensor | None
     """None: the receiver has it already."""
     contents: tuple[tuple[str, torch.dtype, torch.Size], ...]
@@ -32,7 +32,9 @@ class Parcel(NamedTuple):
         """The tensors, where they lie."""
         block = self.block
         if block is None:
-            raise ValueError(f"got parcel {self.number} without its block; expected `Loans` to have put it in.")
+            raise ValueError(
+                f"got parcel {self.number} without its block; expected `BorrowedBuffers` to have put it in."
+            )
         ends = accumulate(_room(dtype, shape) for _, dtype, shape in self.contents)
         return {
             name: block[end - _room(dtype, shape) :][: dtype.itemsize * shape.numel()].view(dtype).view(shape)
@@ -46,12 +48,12 @@ def _room(dtype: torch.dtype, shape: torch.Size) -> int:
 
 
 class Returned(NamedTuple):
-    """Says to the owner of a shelf which of its blocks are no longer looked at."""
+    """Says to the owner of a buffers which of its blocks are no longer looked at."""
 
     numbers: tuple[int, ...]
 
 
-class Shelf:
+class SharedBuffers:
     """A process's blocks of shared memory for what it sends, each used again once the receiver has let go of it.
 
     A new block costs eight times as much as what is written into it: the system clears and maps it page by page.
@@ -63,7 +65,7 @@ class Shelf:
         self.sent: set[int] = set()
         """Blocks that the receiver has. It fetches one with the sender's help, so a sender that hangs could hold it."""
 
-    def put(self, tensors: Tensors) -> Parcel:
+    def put(self, tensors: Tensors) -> TensorBlock:
         """Copy the tensors into a block that nobody looks at."""
         contents = tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
         size = sum(_room(dtype, shape) for _, dtype, shape in contents) or 1
@@ -71,13 +73,13 @@ class Shelf:
         if number == len(self.blocks):
             self.blocks.append(share(torch.empty(size, dtype=torch.uint8)))
         self.free.discard(number)
-        parcel = Parcel(number, self.blocks[number], contents)
+        parcel = TensorBlock(number, self.blocks[number], contents)
         for name, place in parcel.views().items():
             place.copy_(tensors[name])
         return parcel
 
-    def send(self, tensors: Tensors) -> Parcel:
-        """Like `put`, for a single receiver, which keeps the blocks that it gets (`Loans`)."""
+    def send(self, tensors: Tensors) -> TensorBlock:
+        """Like `put`, for a single receiver, which keeps the blocks that it gets (`BorrowedBuffers`)."""
         parcel = self.put(tensors)
         if parcel.number in self.sent:
             return parcel._replace(block=None)
@@ -89,8 +91,8 @@ class Shelf:
         self.free.update(range(len(self.blocks)) if returned is None else returned.numbers)
 
 
-class Loans:
-    """The receiver's account of a shelf's blocks."""
+class BorrowedBuffers:
+    """The receiver's account of a buffers's blocks."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Tensor] = {}
@@ -98,7 +100,7 @@ class Loans:
         self.owners: dict[int, weakref.ref[Any]] = {}
         """What the tensors in each block on loan keep alive."""
 
-    def unpacked(self, parcel: Parcel) -> Tensors:
+    def unpacked(self, parcel: TensorBlock) -> Tensors:
         """The tensors, without a copy: the block is on loan for as long as one of them is alive."""
         if parcel.block is not None:
             self.blocks[parcel.number] = parcel.block
@@ -114,39 +116,39 @@ class Loans:
         return Returned(numbers)
 
 
-class Sealed(NamedTuple):
+class Packed(NamedTuple):
     """A message as it travels: its small tensors as bytes, in their order, and a parcel with the large ones."""
 
     message: Any
     order: tuple[str, ...]
     content: bytes
-    parcel: Parcel | None
+    parcel: TensorBlock | None
 
 
-def sealed(message: Any, shelf: Shelf | None = None) -> Any:
+def packed(message: Any, buffers: SharedBuffers | None = None) -> Any:
     """The message with its small tensors as bytes: in shared memory each of them would hold a file descriptor.
 
-    The weights of an upload go to the shelf.
+    The weights of an upload go to the buffers.
     """
     name = _SMALL.get(type(message))
     if name is None:
         return message
     tensors, parcel = getattr(message, name), None
-    if shelf is not None and isinstance(message, Upload) and message.shared:
-        message, parcel = replace(message, shared={}), shelf.send(message.shared)
-    return Sealed(replace(message, **{name: {}}), tuple(tensors), to_bytes(tensors), parcel)
+    if buffers is not None and isinstance(message, Upload) and message.shared:
+        message, parcel = replace(message, shared={}), buffers.send(message.shared)
+    return Packed(replace(message, **{name: {}}), tuple(tensors), to_bytes(tensors), parcel)
 
 
-def opened(said: Any, loans: Loans | None = None) -> Any:
-    """The message that `sealed` closed, its tensors in the order they had: tables show columns in that order."""
-    if not isinstance(said, Sealed):
+def unpacked(said: Any, borrowed: BorrowedBuffers | None = None) -> Any:
+    """The message that `packed` closed, its tensors in the order they had: tables show columns in that order."""
+    if not isinstance(said, Packed):
         return said
     tensors = from_bytes(said.content)
     message = replace(said.message, **{_SMALL[type(said.message)]: {name: tensors[name] for name in said.order}})
     if said.parcel is not None:
-        if loans is None:
+        if borrowed is None:
             raise ValueError("got an upload whose weights are in a parcel; expected somebody to account for its block.")
-        message = replace(message, shared=loans.unpacked(said.parcel))
+        message = replace(message, shared=borrowed.unpacked(said.parcel))
     return message
 
 

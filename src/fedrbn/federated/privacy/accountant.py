@@ -86,7 +86,7 @@ def spending(experiment: Experiment, plan: Plan, finished: int) -> Spending | No
     return Spending(tuple(releases), chosen.delta or 1e-5)
 
 
-def facts(experiment: Experiment, plan: Plan) -> dict[str, Any]:
+def privacy_record(experiment: Experiment, plan: Plan) -> dict[str, Any]:
     """What records say of privacy: what a client has spent when all rounds are done; nothing without privacy."""
     planned = spending(experiment, plan, plan.rounds)
     return {} if planned is None else {"privacy": planned.record()}

@@ -138,7 +138,7 @@ class Protection:
             load(self.net, released)
             self.known = self.known | released
 
-    def sealed(self, upload: Upload) -> Upload:
+    def protected(self, upload: Upload) -> Upload:
         """The upload as it may leave the client."""
         changed: Tensors = {}
         everything = upload.shared | upload.personal

@@ -12,14 +12,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
 import safetensors.torch
 
 from fedrbn.files import Folder, StorageError
-from fedrbn.runs.checkpoint import Memory, digest
+from fedrbn.nets.state import digest
 from fedrbn.types import Tensors
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a client remembers: from which round it is, and the digest of it."""
+
+    round: int
+    digest: str
+
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
 _FILE = re.compile(r"([0-9]{1,9})\.safetensors", re.ASCII)

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedrbn.federated.aggregation.mean import Contribution
 from fedrbn.federated.protocol import Failure, Result, Upload
-from fedrbn.federated.uploads.validation import Gate, Movement, UploadError, malformed
+from fedrbn.federated.uploads.validation import Movement, UploadCheck, UploadError, malformed
 from fedrbn.types import Role, Tensors
 
 _SHOWN = 3
@@ -44,12 +44,12 @@ def listed(failures: Iterable[Failure]) -> list[dict[str, Any]]:
     return [{"client": failure.client, "round": failure.round + 1, "cause": failure.cause} for failure in failures]
 
 
-class Intake:
+class UploadCollector:
     """Takes the answers of one round. The large part of an upload is handed on to be folded, the small part kept."""
 
-    def __init__(self, number: int, gates: Mapping[str, Gate]) -> None:
+    def __init__(self, number: int, checks: Mapping[str, UploadCheck]) -> None:
         self.number = number
-        self.gates = gates
+        self.checks = checks
         self.personal: dict[str, Tensors] = {}
         """What the admitted clients sent of their own batch norm."""
         self.metrics: dict[str, dict[str, float]] = {}
@@ -58,7 +58,7 @@ class Intake:
 
     def missing(self) -> list[str]:
         """The clients that have no admitted answer yet."""
-        return [client for client in self.gates if client not in self.personal]
+        return [client for client in self.checks if client not in self.personal]
 
     def contributions(self, results: Iterable[Result]) -> Iterator[Contribution]:
         """The admitted ones of these results, in the order of the clients."""
@@ -69,15 +69,15 @@ class Intake:
             if not isinstance(result, Upload):
                 self._refuse(result.client, f"got {type(result).__name__} from {result.client!r}; expected an Upload.")
                 continue
-            gate = self.gates[result.client]
+            check = self.checks[result.client]
             try:
-                self.moved[result.client] = gate.admit(result)
+                self.moved[result.client] = check.admit(result)
             except UploadError as error:
                 self._refuse(result.client, str(error))
                 continue
             self.personal[result.client] = result.personal
             self.metrics[result.client] = result.metrics
-            loss = result.metrics["loss"] if gate.member.role is Role.AT else None
+            loss = result.metrics["loss"] if check.member.role is Role.AT else None
             yield Contribution(result.client, result.shared, float(result.samples), loss)
 
     def _refuse(self, client: str, cause: str) -> None:

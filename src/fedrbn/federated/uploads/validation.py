@@ -42,7 +42,7 @@ class Movement:
 
 
 @dataclass(frozen=True)
-class Gate:
+class UploadCheck:
     """What an upload is compared with: the member it is from, what it was sent, and what the network looks like."""
 
     member: Member
