@@ -22,12 +22,12 @@ from typing import Any
 
 from fedrbn import config
 from fedrbn.config import Experiment
+from fedrbn.errors import FederationError
 from fedrbn.evaluation.protocol import EvaluationSettings, evaluate_clients
 from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.federated.executors.malice import attackers
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import federate, initial_state
-from fedrbn.federated.uploads.collection import FederationError
 from fedrbn.runs.directory import Best, RunDirectory
 
 CELL = ("train", "method", "privacy", "malice")

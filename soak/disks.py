@@ -17,8 +17,9 @@ import safetensors.torch
 import torch
 
 from fedrbn import config, nets
+from fedrbn.errors import StorageError
 from fedrbn.runs import train as runs
-from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.runs.directory import RunDirectory
 from soak.kills import Data, finish, reference, train
 from soak.setting import SETTINGS, LostError, Row, ensure_same, experiment, fingerprint, fork, wait
 

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from fedrbn.cli import app
 from fedrbn.config import Experiment
+from fedrbn.errors import FigureError
 from fedrbn.federated.assemble import assemble
 from fedrbn.figures import bn_shift as figure
-from fedrbn.figures.sources import FigureError, Request
+from fedrbn.figures.sources import Request
 from fedrbn.nets.dual_bn import dual
 from fedrbn.reproduce import bn_shift, domain_divergence, measures, reading
 from fedrbn.reproduce.bn_shift import Moments

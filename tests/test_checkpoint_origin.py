@@ -16,10 +16,11 @@ import safetensors.torch
 import fedrbn
 from fedrbn import config
 from fedrbn.config import Experiment
+from fedrbn.errors import StorageError
 from fedrbn.federated.protocol import ServerState
 from fedrbn.runs import train as runs
 from fedrbn.runs.checkpoint import digest
-from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.runs.directory import RunDirectory
 
 SETTINGS: dict[str, Any] = {
     "data": {"domains": ["plain"]},

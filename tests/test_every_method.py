@@ -12,10 +12,10 @@ import torch
 
 import fedrbn
 from fedrbn.config import ConfigError, Experiment
+from fedrbn.errors import FederationError
 from fedrbn.federated.assemble import assemble
 from fedrbn.federated.methods import METHODS
 from fedrbn.federated.protocol import Result
-from fedrbn.federated.uploads.collection import FederationError
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Role
 from test_runs import Noting, assert_same_run

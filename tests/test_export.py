@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 import fedrbn
 from fedrbn.cli import app
+from fedrbn.errors import ModelFileError
 from fedrbn.models import model_file
 from fedrbn.models.export import Exported, export_client, export_network, measured
-from fedrbn.models.model_file import Card, ModelFileError, predict, read
+from fedrbn.models.model_file import Card, predict, read
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Branch
 

@@ -13,13 +13,14 @@ import pytest
 from rich.console import Console
 
 from fedrbn.config import ConfigError, Experiment, FaultsConfig
+from fedrbn.errors import FederationError, StorageError
 from fedrbn.federated.assemble import assemble
 from fedrbn.federated.protocol import Evaluate, Execute, Failure, Job, Result, Round, Train
 from fedrbn.federated.server import initial_state
-from fedrbn.federated.uploads.collection import FederationError, TooFewClientsError
+from fedrbn.federated.uploads.collection import TooFewClientsError
 from fedrbn.nets import build
 from fedrbn.runs import train as runs
-from fedrbn.runs.directory import RunDirectory, StorageError, StorageWarning
+from fedrbn.runs.directory import RunDirectory, StorageWarning
 from fedrbn.runs.display import Display
 from test_runs import Noting, assert_same_run
 

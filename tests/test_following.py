@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from fedrbn.cli import app
 from fedrbn.config import Experiment
-from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.errors import StorageError
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.watch import RunStage, follow, planned_rounds
 from fedrbn.types import Member, Role
 

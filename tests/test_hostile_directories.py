@@ -19,7 +19,8 @@ import pytest
 
 import fedrbn
 from fedrbn import config
-from fedrbn.files import MOST_LINE, Folder, StorageError
+from fedrbn.errors import StorageError
+from fedrbn.files import MOST_LINE, Folder
 from fedrbn.runs.directory import RunDirectory
 from fuzz.cases import ACCEPTED, REFUSED, command, refusal
 

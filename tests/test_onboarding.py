@@ -17,11 +17,12 @@ from fedrbn import data
 from fedrbn.cli import app
 from fedrbn.config import Experiment
 from fedrbn.data.samples import DataSet
+from fedrbn.errors import OnboardingError
 from fedrbn.federated import assemble
 from fedrbn.federated.propagation import propagate
 from fedrbn.models import model_file
 from fedrbn.models.newcomer_data import arrival, some
-from fedrbn.models.onboarding import OnboardingError, calibrate, compare, measure_clean_statistics, onboard
+from fedrbn.models.onboarding import calibrate, compare, measure_clean_statistics, onboard
 from fedrbn.nets.dual_bn import dual
 from fedrbn.nets.state import tensors
 from fedrbn.runs.load import Trained

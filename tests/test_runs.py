@@ -18,12 +18,12 @@ import torch
 
 import fedrbn
 from fedrbn.config import ConfigError, Experiment
+from fedrbn.errors import FederationError, StorageError
 from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.federated.protocol import Answers, Result, Upload
-from fedrbn.federated.uploads.collection import FederationError
 from fedrbn.nets.state import tensors
 from fedrbn.runs import train as runs
-from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Branch, Role, Stats
 
 Make = Callable[..., Experiment]

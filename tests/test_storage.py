@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedrbn.config import Experiment
+from fedrbn.errors import StorageError
 from fedrbn.federated.protocol import ServerState
 from fedrbn.runs.checkpoint import Best
-from fedrbn.runs.directory import RunDirectory, StorageError, StorageWarning, write_atomically
+from fedrbn.runs.directory import RunDirectory, StorageWarning, write_atomically
 from fedrbn.types import Member, Role
 
 

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 import fedrbn
 from fedrbn.cli import app
 from fedrbn.config import Experiment
+from fedrbn.errors import TrackingError
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.protocol import Result
 from fedrbn.runs.directory import RunDirectory
-from fedrbn.runs.tracking import TensorBoard, TrackingError, Watchers, scalars
+from fedrbn.runs.tracking import TensorBoard, Watchers, scalars
 from fedrbn.types import Role
 
 

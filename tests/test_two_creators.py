@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fedrbn import config
-from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.errors import StorageError
+from fedrbn.runs.directory import RunDirectory
 
 SEEDS = (1, 2, 3, 4)
 

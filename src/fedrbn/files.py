@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from fedrbn.errors import StorageError
+
 MOST_SETTINGS = 1 << 20
 """Bytes of a config."""
 MOST_TEXT = 1 << 27
@@ -41,10 +43,6 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFREG: "a file",
 }
-
-
-class StorageError(RuntimeError):
-    """A run directory or checkpoint that cannot be used; the message says what was found and what helps."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import torch
 
+from fedrbn.errors import HardwareError
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Parameters of mallopt(3)."""
 _USUAL = {_M_MMAP_MAX: 65536, _M_TRIM_THRESHOLD: 128 * 1024}
@@ -73,7 +75,7 @@ def pick_device(name: Literal["auto", "cpu", "cuda", "mps"]) -> torch.device:
     if name == "auto":
         return torch.device(next(device for device in ("cuda", "mps", "cpu") if available[device]))
     if not available[name]:
-        raise ValueError(
+        raise HardwareError(
             f"got run.device = {name!r}, which this machine or this build of torch ({torch.__version__}) does not "
             "have; expected an available device. Use run.device = 'cpu' or 'auto'."
         )
@@ -96,7 +98,7 @@ def pick_precision(name: Literal["auto", "bfloat16"] | None, device: torch.devic
     if not gains[device.type]():
         if name == "auto":
             return None
-        raise ValueError(
+        raise HardwareError(
             f"got run.precision = {name!r} on a {device.type} without instructions for it; expected a device that has "
             "them, because it would only be slower. Use run.precision = 'auto', or leave it out."
         )

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedrbn.cli import app
 from fedrbn.deploy.processes import alive, family, launch, stop
-from fedrbn.deploy.site import DeployError
+from fedrbn.errors import DeployError
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "flower-demo.toml"
 

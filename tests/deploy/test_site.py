@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from fedrbn import config
 from fedrbn.cli import app
-from fedrbn.deploy.site import DeployError, Node, Site, SitePlan, create, renew_node, renew_server
+from fedrbn.deploy.site import Node, Site, SitePlan, create, renew_node, renew_server
+from fedrbn.errors import DeployError
 
 SERVER = [
     "app/pyproject.toml",

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from federated.tiny import clients, plan, site
 from fedrbn.attacks import PGD
+from fedrbn.errors import UploadError
 from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import METHODS, fedrbn
 from fedrbn.federated.protocol import Train, Upload
 from fedrbn.federated.server import federate, initial_state
-from fedrbn.federated.uploads.validation import UploadCheck, UploadError, layer_of, length, scratch, worst_layer
+from fedrbn.federated.uploads.validation import UploadCheck, layer_of, length, scratch, worst_layer
 from fedrbn.types import Role, Tensors
 
 ATTACK = PGD(eps=0.1, steps=2, step_size=0.06)

@@ -20,6 +20,7 @@ from federated.tiny import clients, network, plan, site
 from fedrbn.attacks import PGD, Untargeted
 from fedrbn.config import FaultsConfig
 from fedrbn.data.samples import Samples
+from fedrbn.errors import FederationError
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy
 from fedrbn.federated.executors.processes import processes
 from fedrbn.federated.executors.serial import ClientHost, serial
@@ -38,7 +39,6 @@ from fedrbn.federated.protocol import (
 )
 from fedrbn.federated.server import Plan, federate, initial_state
 from fedrbn.federated.training.free import Free
-from fedrbn.federated.uploads.collection import FederationError
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch, Role
 

@@ -17,11 +17,12 @@ from federated.tiny import clients, plan, site
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, FaultsConfig
 from fedrbn.data.samples import Client
+from fedrbn.errors import FederationError
 from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import fatavg, fatavg_dbn, fedrbn
 from fedrbn.federated.protocol import Answers, Execute, Failure, Job, Result, Round, ServerState, Train, Upload
 from fedrbn.federated.server import Plan, federate, initial_state
-from fedrbn.federated.uploads.collection import FederationError, TooFewClientsError, in_order, listed
+from fedrbn.federated.uploads.collection import TooFewClientsError, in_order, listed
 from fedrbn.types import Role
 
 ATTACK = PGD(eps=0.1, steps=2, step_size=0.06)

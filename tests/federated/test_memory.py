@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedrbn.errors import StorageError
 from fedrbn.federated.training.memory import recall, remember
-from fedrbn.runs.directory import StorageError
 
 
 def noise(value: float) -> dict[str, torch.Tensor]:

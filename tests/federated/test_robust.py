@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedrbn.config import ConfigError
+from fedrbn.errors import StorageError
 from fedrbn.federated.aggregation.mean import Aggregate, Contribution, mean
 from fedrbn.federated.aggregation.order_statistics import (
     plain_median,
@@ -30,7 +31,6 @@ from fedrbn.federated.aggregation.robust import (
 )
 from fedrbn.federated.aggregation.robust import scores as krum_scores
 from fedrbn.federated.aggregation.spool import spooled
-from fedrbn.files import StorageError
 from fedrbn.types import Tensors
 
 

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from fedrbn.cli import app
+from fedrbn.errors import FigureError
 from fedrbn.figures import bars, catalogue, curves, lines, style
-from fedrbn.figures.sources import FigureError, Request, results
+from fedrbn.figures.sources import Request, results
 from fedrbn.reproduce import declarations, experiment_cells, reading, table
 from fedrbn.reproduce.scales import SCALES
 from fedrbn.reproduce.table import Number

@@ -18,9 +18,10 @@ from fedrbn.cli import app
 from fedrbn.config import Experiment
 from fedrbn.data import load as load_data
 from fedrbn.data.samples import DataSet, Samples
+from fedrbn.errors import FigureError
 from fedrbn.federated.assemble import assemble
 from fedrbn.figures import bars, curves, epsilon, penultimate, samples, sizes, statistics
-from fedrbn.figures.sources import FigureError, Request
+from fedrbn.figures.sources import Request
 from fedrbn.nets.dual_bn import DualNet, dual
 from fedrbn.nets.state import batch_norms
 from fedrbn.reproduce import declarations, experiment_cells

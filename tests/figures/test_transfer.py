@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedrbn.errors import FigureError
 from fedrbn.figures import catalogue, transfer
-from fedrbn.figures.sources import FigureError, Request
+from fedrbn.figures.sources import Request
 from fedrbn.reproduce import declarations, experiment_cells, reading, running, table
 from fedrbn.reproduce.scales import SCALES
 

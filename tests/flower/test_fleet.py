@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 import fedrbn
 from fedrbn.config import ConfigError, MethodConfig
 from fedrbn.data.samples import Samples
+from fedrbn.errors import StorageError
 from fedrbn.flower import wire
 from fedrbn.flower.client_app import app
 from fedrbn.flower.handshake import Response
@@ -24,7 +25,7 @@ from fedrbn.flower.serving import serve
 from fedrbn.flower.settings import NodeConfig
 from fedrbn.flower.site import SiteData
 from fedrbn.runs import load
-from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Role
 
 from .small import CLIENTS, NODES, experiment, grid, last, run_config, served

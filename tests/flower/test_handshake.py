@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedrbn.cost.units import Duty
+from fedrbn.errors import MessageError, StorageError
 from fedrbn.federated.assemble import assemble
 from fedrbn.fleet.planner import Workload
 from fedrbn.flower import handshake, wire
@@ -33,8 +34,6 @@ from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.log import EventLog, events
 from fedrbn.flower.registry import ANYBODY, Identity, Registration, Registry, identities
 from fedrbn.flower.roster import Guest, Roster
-from fedrbn.flower.wire import MessageError
-from fedrbn.runs.directory import StorageError
 from fedrbn.types import Member, Role
 
 from .small import experiment

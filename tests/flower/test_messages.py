@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedrbn.attacks import Untargeted, attack_named, from_config
 from fedrbn.config import AttackConfig
+from fedrbn.errors import MessageError
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy, Question
 from fedrbn.evaluation.diagnosis import Diagnosis
 from fedrbn.federated.aggregation.layout import Local, layout
@@ -27,7 +28,6 @@ from fedrbn.flower.in_process import InProcessGrid, travelled
 from fedrbn.flower.instructions import EvaluateOrder, Setup, TrainOrder, Transport, method_of, setup_for
 from fedrbn.flower.messages import Parts, job_of, order_records, reply_records, result_of, shared_record
 from fedrbn.flower.questions import as_data, attack_from, from_data
-from fedrbn.flower.wire import MessageError
 from fedrbn.nets.state import tensors
 from fedrbn.types import Branch, Member, Role
 

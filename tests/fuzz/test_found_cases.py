@@ -22,11 +22,12 @@ from fedrbn.data.prepare import changed_files
 from fedrbn.data.prepared import read_archive
 from fedrbn.data.raw.usps import read_libsvm
 from fedrbn.data.sets.folder import decode
+from fedrbn.errors import ModelFileError, StorageError
 from fedrbn.federated.training.memory import remember
 from fedrbn.fleet import description
 from fedrbn.models import model_file
-from fedrbn.models.model_file import Card, ModelFileError
-from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.models.model_file import Card
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.records import evaluations, rounds
 from fuzz import trained
 from fuzz.bombs import chunk, npy_header

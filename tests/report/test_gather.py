@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fedrbn.errors import StorageError
 from fedrbn.report.gather import find, mean_loss, read_result, read_run
 from fedrbn.report.overview import ending, failures, remarks, settings_tables
 from fedrbn.report.records import RoundRecord
-from fedrbn.runs.directory import StorageError
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from tests.report.conftest import Page
 
+from fedrbn.errors import StorageError
 from fedrbn.report import write_report
 from fedrbn.report.page import render
-from fedrbn.runs.directory import StorageError
 
 EVIL = '<img src=x onerror="alert(1)">'
 

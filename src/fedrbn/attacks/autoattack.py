@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrbn.attacks.protocols import Logits, check_images
+from fedrbn.errors import AttackError
 
 Part: TypeAlias = Literal["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"]
 """One attack of the ensemble; a trailing -t means targeted at the nine likeliest wrong classes."""
@@ -59,7 +60,7 @@ class AutoAttack:
         )
         for valid, got, expected in checks:
             if not valid:
-                raise ValueError(f"got {got}; expected {expected}. Change this setting of AutoAttack.")
+                raise AttackError(f"got {got}; expected {expected}. Change this setting of AutoAttack.")
         if importlib.util.find_spec("pyautoattack") is None:
             raise ImportError(
                 "got no package pyautoattack; expected it, because AutoAttack is its code. "
@@ -91,7 +92,7 @@ class AutoAttack:
         classes = logits(x[:1]).shape[1]
         for part in ensemble.attacks_to_run:
             if classes < _FEWEST_CLASSES.get(part, 2):
-                raise ValueError(
+                raise AttackError(
                     f"got a network of {classes} classes; expected at least {_FEWEST_CLASSES.get(part, 2)}, because "
                     f"AutoAttack's {part} compares that many logits. Use PGD with restarts, or AutoAttack with "
                     'only=("apgd-ce", "square").'
@@ -111,7 +112,7 @@ def apgd(eps: float = 8 / 255, loss: Literal["ce", "dlr", "t"] = "ce") -> AutoAt
     """APGD alone: 100 steps of self-chosen length on the cross-entropy, the DLR loss or the targeted DLR loss."""
     parts: dict[str, Part] = {"ce": "apgd-ce", "dlr": "apgd-dlr", "t": "apgd-t"}
     if loss not in parts:
-        raise ValueError(f"got loss {loss!r}; expected ce, dlr or t (targeted dlr). Choose one of these.")
+        raise AttackError(f"got loss {loss!r}; expected ce, dlr or t (targeted dlr). Choose one of these.")
     return AutoAttack(eps=eps, only=(parts[loss],))
 
 
@@ -169,5 +170,5 @@ def _host_undisturbed(logits: Logits) -> Iterator[None]:
 def _as_tensor(value: Any) -> Tensor:
     """Give a type to what comes from untyped code."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"got {type(value).__name__}; expected a tensor. Check the version of pyautoattack: 0.2.0.")
+        raise AttackError(f"got {type(value).__name__}; expected a tensor. Check the version of pyautoattack: 0.2.0.")
     return value

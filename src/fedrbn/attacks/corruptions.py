@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrbn.attacks.protocols import Logits, check_images
+from fedrbn.errors import AttackError
 
 Kind: TypeAlias = Literal["gaussian-noise", "gaussian-blur", "contrast", "pixelate"]
 
@@ -38,9 +39,9 @@ class Corruption:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"got corruption {self.kind!r}; expected one of {', '.join(KINDS)}. Choose one of these.")
+            raise AttackError(f"got corruption {self.kind!r}; expected one of {', '.join(KINDS)}. Choose one of these.")
         if self.severity not in range(1, 6):
-            raise ValueError(f"got severity {self.severity}; expected 1 (mild) to 5 (severe). Choose one of these.")
+            raise AttackError(f"got severity {self.severity}; expected 1 (mild) to 5 (severe). Choose one of these.")
 
     @torch.no_grad()
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrbn.attacks.protocols import Logits, check_images
+from fedrbn.errors import AttackError
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class LocalSearch:
         )
         for valid, got, expected in checks:
             if not valid:
-                raise ValueError(f"got {got}; expected {expected}. Change this setting of the local search.")
+                raise AttackError(f"got {got}; expected {expected}. Change this setting of the local search.")
 
     @torch.no_grad()
     def __call__(self, logits: Logits, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:

@@ -18,6 +18,7 @@ from fedrbn.attacks.pgd import PGD, fgsm_rs, mia, pgd
 from fedrbn.attacks.protocols import Attack, LogitsAttack, Untargeted
 from fedrbn.attacks.threat import accepts
 from fedrbn.config.plugins import is_reference, resolve, unknown
+from fedrbn.errors import AttackError
 
 PAPER: Mapping[str, str] = {
     "pgd-7": "pgd:steps=7,eps=8/255,step=2/255",
@@ -73,7 +74,7 @@ def _fraction(text: str) -> float:
 
 def _switch(text: str) -> bool:
     if text not in ("yes", "no"):
-        raise ValueError("expected yes or no")
+        raise AttackError("expected yes or no")
     return text == "yes"
 
 
@@ -133,13 +134,15 @@ def _settings(text: str, whole: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in text.split(",")] if text else []
     for key, equals, value in pairs:
         if not (key.strip() and equals and value.strip()):
-            raise ValueError(
+            raise AttackError(
                 f"got {key + equals + value!r} in attack {whole!r}; expected settings such as steps=50,eps=8/255. "
                 "Write them after one colon, separated by commas."
             )
     found = {key.strip(): value.strip() for key, _, value in pairs}
     if len(found) < len(pairs):
-        raise ValueError(f"got a setting twice in attack {whole!r}; expected each at most once. Remove one of the two.")
+        raise AttackError(
+            f"got a setting twice in attack {whole!r}; expected each at most once. Remove one of the two."
+        )
     return found
 
 
@@ -150,7 +153,7 @@ def _built(name: str, given: Mapping[str, str], whole: str) -> LogitsAttack:
         if key not in family.settings:
             nearest = difflib.get_close_matches(key, family.settings, n=1, cutoff=0.4)
             guess = f" Did you mean {nearest[0]!r}?" if nearest else " Remove it."
-            raise ValueError(
+            raise AttackError(
                 f"got setting {key!r} in attack {whole!r}; expected {', '.join(family.settings)} for {name}.{guess}"
             )
         argument, read = family.settings[key]
@@ -158,7 +161,7 @@ def _built(name: str, given: Mapping[str, str], whole: str) -> LogitsAttack:
             arguments[argument] = read(value)
         except (ValueError, ZeroDivisionError) as error:
             expected = {int: "a whole number", _switch: "yes or no"}.get(read, "a number such as 0.03 or 8/255")
-            raise ValueError(
+            raise AttackError(
                 f"got {key}={value} in attack {whole!r}; expected {expected}. Correct the value of {key}."
             ) from error
     return family.build(**arguments)
@@ -171,7 +174,7 @@ def _plugged_in(name: str) -> LogitsAttack:
         return cast(LogitsAttack, found)
     if accepts(found, 3):
         return Untargeted(cast(Attack, found))
-    raise TypeError(
+    raise AttackError(
         f"got {found!r} from attack {name!r}; expected an attack, called as (logits, x, y, generator) or as "
         "(loss, x, generator). Check which object the name points to."
     )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedrbn.attacks.protocols import Loss, check_pixels
+from fedrbn.errors import AttackError
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class PGD:
         )
         for valid, got, expected in checks:
             if not valid:
-                raise ValueError(f"got {got}; expected {expected}. Change this setting of the attack.")
+                raise AttackError(f"got {got}; expected {expected}. Change this setting of the attack.")
 
     def __call__(self, loss: Loss, x: Tensor, generator: torch.Generator) -> Tensor:
         """Adversarial pixels for x; costs `steps` forward and backward passes per run."""
@@ -122,7 +123,7 @@ def fgsm_rs(eps: float = 8 / 255) -> PGD:
 def _per_sample(loss: Loss, x: Tensor) -> Tensor:
     values = loss(x)
     if values.shape != x.shape[:1]:
-        raise ValueError(
+        raise AttackError(
             f"got a loss of shape {tuple(values.shape)} for {len(x)} samples; expected ({len(x)},), one per sample. "
             'Use reduction="none".'
         )

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedrbn.errors import AttackError
+
 Loss: TypeAlias = Callable[[Tensor], Tensor]
 """From pixels [n, …] in [0, 1] to one loss per sample, [n]; the attack makes it large."""
 
@@ -83,11 +85,11 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
 def check_pixels(x: Tensor) -> None:
     """Refuse what is not float pixels in [0, 1]: with normalised inputs ε would silently mean something else."""
     if not x.is_floating_point():
-        raise TypeError(
+        raise AttackError(
             f"got images of {x.dtype}; expected floating-point pixels in [0, 1]. Convert bytes with x.float() / 255."
         )
     if x.numel() and not bool((x.min() >= 0) & (x.max() <= 1)):
-        raise ValueError(
+        raise AttackError(
             f"got pixels from {x.min().item():g} to {x.max().item():g}; expected [0, 1], where ε is measured. "
             "Normalise inside the network, not before the attack."
         )
@@ -97,4 +99,4 @@ def check_images(x: Tensor) -> None:
     """Refuse what is not a batch of images of pixels in [0, 1]."""
     check_pixels(x)
     if x.ndim != 4:
-        raise ValueError(f"got pixels of shape {tuple(x.shape)}; expected [n, channels, height, width]. Reshape them.")
+        raise AttackError(f"got pixels of shape {tuple(x.shape)}; expected [n, channels, height, width]. Reshape them.")

@@ -11,6 +11,7 @@ from fedrbn.attacks.pgd import PGD, fgsm_rs, mia, pgd
 from fedrbn.attacks.protocols import Attack
 from fedrbn.config import AttackConfig
 from fedrbn.config.plugins import is_reference, resolve, unknown
+from fedrbn.errors import AttackError
 
 BUILT_IN: dict[str, Callable[[AttackConfig], PGD]] = {
     "pgd": lambda config: pgd(config.eps, config.steps, config.step_size),
@@ -50,12 +51,12 @@ def _plugged_in(config: AttackConfig) -> Attack:
     if accepts(found, 1):
         found = cast(Callable[[AttackConfig], object], found)(config)
     elif config.threat != "pixel":
-        raise ValueError(
+        raise AttackError(
             f"got threat {config.threat!r} with the ready-made attack {config.name}; expected threat 'pixel'. Let "
             "the name point to a function that takes the AttackConfig and builds the attack for its threat model."
         )
     if not accepts(found, 3):
-        raise TypeError(
+        raise AttackError(
             f"got {found!r} from attack.name {config.name!r}; expected an attack, called as (loss, x, generator), "
             "or a function that takes the AttackConfig and returns one. Check which object the name points to."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
@@ -27,6 +28,7 @@ from fedrbn.cli import (
     watch,
 )
 from fedrbn.cli.output import echo
+from fedrbn.errors import FedRBNError
 
 app = typer.Typer(
     name="fedrbn",
@@ -68,37 +70,27 @@ def main() -> None:
     sys.path.insert(0, str(Path.cwd()))  # so that package.module:object finds the user's own files
     try:
         app()
-    except (ValueError, TypeError, RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            error = _too_long(error)
-        elif not raised_here(error):
+    except FedRBNError as error:
+        _end(str(error))
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
             raise
-        echo(f"error: {error}", err=True)
-        sys.exit(2)
-    except MemoryError:
-        echo(
-            "error: got something that needs more memory than there is; expected it to fit. Use fewer or smaller "
-            "images, a smaller batch_size or model.width, or fewer workers.",
-            err=True,
+        _end(  # any command may be given such a name, wherever it first meets the file system
+            f"got {error.filename!r}, a name that is too long for the file system; expected at most 255 bytes between "
+            "two slashes. Choose a shorter one."
         )
-        sys.exit(2)
+    except MemoryError:
+        _end(
+            "got something that needs more memory than there is; expected it to fit. Use fewer or smaller images, a "
+            "smaller batch_size or model.width, or fewer workers."
+        )
     except SystemExit as end:
         if end.code == 130:  # typer's code for Ctrl-C
             echo(f"interrupted{_HOW_TO_CONTINUE.get(next(iter(sys.argv[1:]), ''), '')}", err=True)
         raise
 
 
-def _too_long(error: OSError) -> ValueError:
-    """Any command may be given such a name, wherever it first meets the file system."""
-    return ValueError(
-        f"got {error.filename!r}, a name that is too long for the file system; expected at most 255 bytes between two "
-        "slashes. Choose a shorter one."
-    )
-
-
-def raised_here(error: Exception) -> bool:
-    """Whether this package raised the error on purpose; one from inside a library is a bug and keeps its traceback."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return frame is not None and str(frame.tb_frame.f_globals.get("__name__", "")).split(".")[0] == "fedrbn"
+def _end(message: str) -> NoReturn:
+    """End the program with an error that whoever called it can mend."""
+    echo(f"error: {message}", err=True)
+    sys.exit(2)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrbn.cli.output import console, echo, print_json, say
+from fedrbn.errors import DataError
 
 if TYPE_CHECKING:
     from fedrbn.data import Description
@@ -96,12 +97,12 @@ def prepare(
         show_official()
         return
     if source is None or kind is None:
-        raise ValueError(
+        raise DataError(
             "got no source or no --as; expected fedrbn data prepare FOLDER --as mnist. See fedrbn data prepare --where."
         )
     root = os.environ.get("FEDRBN_DATA")
     if out is None and not root:
-        raise ValueError("got neither --out nor FEDRBN_DATA; expected a folder to write to. Add -o FOLDER.")
+        raise DataError("got neither --out nor FEDRBN_DATA; expected a folder to write to. Add -o FOLDER.")
     from fedrbn.data.prepare import prepare as prepared
 
     folder = out or Path(root or "").expanduser()

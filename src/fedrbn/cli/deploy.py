@@ -9,6 +9,7 @@ import typer
 
 from fedrbn.cli.output import console, listed, print_json, say
 from fedrbn.cli.run import as_folder
+from fedrbn.errors import DeployError
 
 if TYPE_CHECKING:
     from fedrbn.deploy.site import Node
@@ -63,7 +64,7 @@ def renew(
     from fedrbn.deploy import site
 
     if (node is not None) == server:
-        raise site.DeployError("got --node and --server, or neither; expected one of them: what is to be renewed?")
+        raise DeployError("got --node and --server, or neither; expected one of them: what is to be renewed?")
     found = site.Site(directory)
     if node is not None:
         site.renew_node(found, node)
@@ -107,7 +108,8 @@ def demo(
 
 def planned_nodes(number: int | None, described: list[str]) -> tuple[Node, ...]:
     """The nodes that the options ask for."""
-    from fedrbn.deploy.site import RUNTIME_PORT, DeployError, Node
+    from fedrbn.deploy.site import RUNTIME_PORT, Node
+    from fedrbn.errors import DeployError
 
     if (number is None) == (not described):
         raise DeployError("got --nodes and --node, or neither; expected one of them. For a first try: --nodes 4.")

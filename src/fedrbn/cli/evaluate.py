@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedrbn.cli.output import console, print_json, say, watching
+from fedrbn.errors import EvaluationError
 
 
 def evaluate(
@@ -110,7 +111,7 @@ def parse_condition(text: str) -> Condition:
             raise ValueError
         return text, match[1], comparisons[match[2]], float(match[3])
     except ValueError:
-        raise ValueError(
+        raise EvaluationError(
             f"got requirement {text!r}; expected a column, a comparison and a number between 0 and 1, such as "
             "'ra>=0.40', 'sa>=0.8', 'ra adaptive>=0.35' or 'worst_domain_ra>=0.1'."
         ) from None
@@ -122,7 +123,7 @@ def meets(record: dict[str, Any], condition: Condition) -> bool:
     table = record["worst_domain"] if column.startswith(WORST) else record["mean"]
     name = column.removeprefix(WORST)
     if name not in table:
-        raise ValueError(f"got requirement {text!r}; expected a column of this evaluation: {', '.join(table)}.")
+        raise EvaluationError(f"got requirement {text!r}; expected a column of this evaluation: {', '.join(table)}.")
     return bool(compare(table[name], bound))
 
 
@@ -189,16 +190,16 @@ def compared(directory: Path, against: Path) -> list[dict[str, Any]]:
     ours, theirs = RunDirectory.open(directory), RunDirectory.open(against)
     records = [evaluations(run) for run in (ours, theirs)]
     if not records[1]:
-        raise ValueError(f"got {against}, which has no evaluation; expected a finished run. Evaluate it first.")
+        raise EvaluationError(f"got {against}, which has no evaluation; expected a finished run. Evaluate it first.")
     if records[0][-1]["samples_digest"] != records[1][-1]["samples_digest"]:
-        raise ValueError(
+        raise EvaluationError(
             f"got {against}, which was tested on other images; expected the same test samples. Compare runs with the "
             "same data, federation settings and seed."
         )
     here, there = (record[-1]["attacks"] for record in records)
     other = {label for label in here.keys() & there.keys() if here[label]["settings"] != there[label]["settings"]}
     if other:
-        raise ValueError(
+        raise EvaluationError(
             f"got attack {sorted(other)[0]!r} with other settings in {against}; expected the same attack in both. "
             "Evaluate that run with the same --attacks first."
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrbn.cli.output import print_json, say
+from fedrbn.errors import OnboardingError
 
 if TYPE_CHECKING:
     from fedrbn.models.onboarding import Score
@@ -38,7 +39,7 @@ def onboard(
     newcomer = onboarding.onboard(trained, found.images, batches_seen=batches)
     if steps:
         if found.labelled is None:
-            raise onboarding.OnboardingError(
+            raise OnboardingError(
                 f"got --steps {steps} with unlabelled images; expected folders of classes. Leave --steps out."
             )
         newcomer = onboarding.calibrate(trained, newcomer, found.labelled, steps)

@@ -27,7 +27,7 @@ from fedrbn.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from fedrbn.config.text import ConfigError
+from fedrbn.errors import ConfigError
 
 __all__ = [
     "DATA_DEFAULTS",

@@ -23,7 +23,8 @@ from fedrbn.config.schema import (
     Section,
     TrainConfig,
 )
-from fedrbn.config.text import ConfigError, parse_toml, require_known, shortened, toml_value, unknown_name
+from fedrbn.config.text import parse_toml, require_known, shortened, toml_value, unknown_name
+from fedrbn.errors import ConfigError
 
 
 class Experiment(Section):

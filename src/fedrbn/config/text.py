@@ -7,10 +7,7 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any
 
-
-class ConfigError(ValueError):
-    """A setting that cannot be used; the message says which, what was expected, and the nearest right name."""
-
+from fedrbn.errors import ConfigError
 
 _MOST_SHOWN = 200
 """Characters of a wrong value in a message."""

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fedrbn.config import ConfigError, Experiment
+from fedrbn.config import Experiment
 from fedrbn.cost.units import Duty, units
 from fedrbn.data.declared import PAPER, Scale, declared
 from fedrbn.data.samples import Client, Samples
+from fedrbn.errors import ConfigError, FederationError
 from fedrbn.federated.aggregation.layout import Layout
 from fedrbn.federated.assemble import Assembly, PreparedExperiment, assemble
 from fedrbn.federated.client import steps_per_epoch
@@ -35,7 +36,6 @@ from fedrbn.federated.protocol import Failure, Round, Train
 from fedrbn.federated.server import Phase, Plan
 from fedrbn.federated.training.affine import AffineTraining
 from fedrbn.federated.training.free import Free
-from fedrbn.federated.uploads.collection import FederationError
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
 from fedrbn.nets.state import tensors
 from fedrbn.randomness import generator

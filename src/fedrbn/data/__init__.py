@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedrbn.errors import DataError
+
 if TYPE_CHECKING:
     from fedrbn.data.samples import DataSet, Federation
 
@@ -87,7 +89,7 @@ def load(name: str, image_size: int | None = None) -> DataSet | Federation:
     if plugins.is_reference(name):
         return _load_own(name, image_size)
     if len(path.parts) > 1:
-        raise ValueError(
+        raise DataError(
             f"got data {name!r}, which is not a folder here; expected <root>/<domain>/<class>/*.jpg|png. "
             f"Correct the path, or use one of {', '.join(AVAILABLE)}."
         )
@@ -115,13 +117,13 @@ def _load_own(name: str, image_size: int | None) -> DataSet | Federation:
     found = plugins.resolve(name)
     made = found(image_size) if callable(found) else found
     if not isinstance(made, DataSet | Federation):
-        raise ValueError(
+        raise DataError(
             f"got {type(made).__name__} from {name!r}; expected a fedrbn.data.samples.DataSet or Federation, or a "
             "function of image_size that returns one."
         )
     sides = made.image_shape[1:]
     if image_size is not None and sides != (image_size, image_size):
-        raise ValueError(
+        raise DataError(
             f"got images of {sides[0]} x {sides[1]} from {name!r}; expected data.image_size = {image_size}. "
             "Remove data.image_size, or refer to a function of image_size that returns the images in that size."
         )

@@ -13,6 +13,7 @@ import torch
 from fedrbn.config import AtUsers, Dirichlet, FederationConfig, FirstDomains
 from fedrbn.data.partition import Index, dirichlet_sizes, even_sizes, held_out, least_count, skewed_labels
 from fedrbn.data.samples import Client, DataSet, Domain, Federation, Samples
+from fedrbn.errors import DataError
 from fedrbn.randomness import derive
 from fedrbn.types import Role
 
@@ -51,7 +52,7 @@ def _adopted(federation: Federation, config: FederationConfig) -> Federation:
     # Values are compared, not which were given: an experiment that was written and read back has them all.
     changed = [name for name in _DIVIDING if getattr(config, name) != getattr(usual, name)]
     if changed:
-        raise ValueError(
+        raise DataError(
             f"got federation.{', federation.'.join(changed)} with data that are a federation already; expected only "
             "federation.at and federation.participants. Remove the setting, or divide the data in your own code."
         )
@@ -94,7 +95,7 @@ def at_users(users: Mapping[str, Sequence[str]], at: AtUsers) -> frozenset[str]:
     found = frozenset(user for domain in chosen for user in users[domain][: round(ratio * len(users[domain]))])
     if ratio > 0 and not found:
         most = max(len(users[domain]) for domain in chosen)
-        raise ValueError(
+        raise DataError(
             f"got federation.at with ratio {ratio:g} of {most} users per domain, which rounds to none; expected at "
             f"least {1 / most:.3g}, which is one user. Raise the ratio or users_per_domain, set at = 0 for no "
             "adversarial training, or name the users."
@@ -110,7 +111,7 @@ def _chosen_domains(domains: Sequence[str], chosen: int | tuple[str, ...]) -> tu
     if isinstance(chosen, tuple):
         return tuple(_known(name, domains, "domain") for name in chosen)
     if not 1 <= chosen <= len(domains):
-        raise ValueError(
+        raise DataError(
             f"got federation.at with the first {chosen} domains; expected 1 to {len(domains)}, because the data has "
             f"{', '.join(domains)}. Correct at.domains, or list domains by name."
         )
@@ -122,7 +123,7 @@ def _known(name: str, known: Sequence[str], kind: str) -> str:
         return name
     nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     advice = f"Did you mean {', '.join(nearest)}?" if nearest else f"There are {', '.join(known[:5])}."
-    raise ValueError(f"got {name!r} in federation.at; expected a {kind} of this federation. {advice}")
+    raise DataError(f"got {name!r} in federation.at; expected a {kind} of this federation. {advice}")
 
 
 def _training_images(dataset: DataSet, config: FederationConfig) -> int:
@@ -134,7 +135,7 @@ def _training_images(dataset: DataSet, config: FederationConfig) -> int:
         fraction = math.ceil(1000 * users * least / len(smallest.train)) / 1000
         cures = [f"raise fraction to at least {fraction:g}"] if fraction <= 1 else []
         cures += [f"lower users_per_domain to at most {total // least}"] if total >= least else []
-        raise ValueError(
+        raise DataError(
             f"got {total} training images per domain (fraction {config.fraction:g} of the {len(smallest.train)} of "
             f"{smallest.name}, the smallest) for users_per_domain = {users}; expected at least {users * least}: "
             f"{least} each, of which validation = {config.validation:g} leaves min_samples = {config.min_samples} to "
@@ -142,7 +143,7 @@ def _training_images(dataset: DataSet, config: FederationConfig) -> int:
         )
     for domain in dataset.domains:
         if len(domain.test) < users:
-            raise ValueError(
+            raise DataError(
                 f"got {len(domain.test)} test images in {domain.name} for users_per_domain = {users}; expected at "
                 f"least one each. Lower users_per_domain to at most {len(domain.test)}, or add test images."
             )

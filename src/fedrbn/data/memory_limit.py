@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrbn.errors import DataError
+
 _ALWAYS = 256 * 2**20
 """Bytes that are never asked about: whatever cannot spare them cannot train either."""
 _COPIES = 2
@@ -26,7 +28,7 @@ def check_room(count: int, side: int) -> None:
     free = available_memory()
     if needed <= _ALWAYS or free is None or needed <= free:
         return
-    raise ValueError(
+    raise DataError(
         f"got {count:,} images of {side} x {side} pixels, which need {needed / 2**30:.1f} GiB of memory; expected at "
         f"most the {free / 2**30:.1f} GiB that are free. Set image_size to at most "
         f"{math.isqrt(free // (_COPIES * 3 * count))}, or use fewer images."

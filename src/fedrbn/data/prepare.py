@@ -27,6 +27,7 @@ from fedrbn.data.raw.photographs import read_domainnet, read_office
 from fedrbn.data.raw.usps import read_usps
 from fedrbn.data.sets.folder import SPLIT_SEED, TEST_SHARE, decode, is_regular
 from fedrbn.data.train_test import stratified
+from fedrbn.errors import DataError
 
 CHECKSUMS = "checksums.json"
 
@@ -56,15 +57,15 @@ class Archive:
 def prepare(source: Path, kind: str, out: Path, *, force: bool = False) -> list[Path]:
     """Read the published files in `source` and write prepared ones below `out`, where FEDRBN_DATA should point."""
     if kind not in OFFICIAL:
-        raise ValueError(f"got --as {kind!r}; expected one of {', '.join(OFFICIAL)}.")
+        raise DataError(f"got --as {kind!r}; expected one of {', '.join(OFFICIAL)}.")
     if not source.exists():
-        raise ValueError(
+        raise DataError(
             f"got source {source}, which is not there; expected the folder with {', '.join(OFFICIAL[kind].files)}."
         )
     folder = out / OFFICIAL[kind].folder
     archives = _read(source, kind)
     if taken := [archive.name for archive in archives if (folder / archive.name).exists() and not force]:
-        raise ValueError(
+        raise DataError(
             f"got {folder}, which has {', '.join(taken)} already; expected a place for them. Choose another folder, or "
             "replace them with --force."
         )
@@ -165,9 +166,9 @@ def read_checksums(folder: Path) -> dict[str, Any]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"got {path}, which is no JSON ({error}); expected checksums. Remove the file.") from error
+        raise DataError(f"got {path}, which is no JSON ({error}); expected checksums. Remove the file.") from error
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise ValueError(f"got {path} with something else than a table of files; expected checksums. Remove the file.")
+        raise DataError(f"got {path} with something else than a table of files; expected checksums. Remove the file.")
     return entries
 
 

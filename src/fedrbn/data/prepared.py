@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrbn.data.raw.files import MOST_BYTES
+from fedrbn.errors import DataError
 
 VARIABLE = "FEDRBN_DATA"
 _MOST_GROWTH = 4
@@ -31,24 +32,24 @@ def prepared_folder(dataset: str, subfolder: str) -> Path:
     )
     root = os.environ.get(VARIABLE)
     if not root:
-        raise ValueError(f"got no {VARIABLE} in the environment; expected it for data {dataset!r}. {remedy}")
+        raise DataError(f"got no {VARIABLE} in the environment; expected it for data {dataset!r}. {remedy}")
     folder = Path(root).expanduser() / subfolder
     if not folder.is_dir():
-        raise ValueError(f"got {VARIABLE}={root}, which has no {subfolder}/; expected the folder {folder}. {remedy}")
+        raise DataError(f"got {VARIABLE}={root}, which has no {subfolder}/; expected the folder {folder}. {remedy}")
     return folder
 
 
 def read_archive(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """These arrays of a .npz file."""
     if not path.is_file():
-        raise ValueError(
+        raise DataError(
             f"got no file {path}; expected a .npz with {', '.join(names)}. Put it there, point {VARIABLE} elsewhere, "
             "or use data.name = 'digits-mini', which needs no files."
         )
     try:
         return read_arrays(path, names)
     except Exception as error:  # zipfile, zlib, tokenize and NumPy's parser each fail in their own ways
-        raise ValueError(
+        raise DataError(
             f"got {path}, which cannot be used: {error}; expected a .npz with {', '.join(names)} and no pickled "
             "objects. Prepare the file again."
         ) from error
@@ -59,12 +60,12 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     with zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if missing := [name for name in names if name not in members]:
-            raise ValueError(f"it lacks {', '.join(missing)} and has {', '.join([*members][:_MOST_NAMED])}")
+            raise DataError(f"it lacks {', '.join(missing)} and has {', '.join([*members][:_MOST_NAMED])}")
         unpacked = sum(members[name].file_size for name in names)
         # Prepared files are stored as they are or hardly shrink; what grows a thousandfold was made to.
         limit = max(MOST_BYTES, _MOST_GROWTH * path.stat().st_size)
         if unpacked > limit:
-            raise ValueError(f"its arrays unpack to {unpacked:,} bytes, more than {limit:,}")
+            raise DataError(f"its arrays unpack to {unpacked:,} bytes, more than {limit:,}")
         return {name: _array(archive, members[name]) for name in names}
 
 
@@ -73,11 +74,11 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     with archive.open(member) as stream:
         read_header = _HEADERS.get(np.lib.format.read_magic(stream))
         if read_header is None:
-            raise ValueError(f"{member.filename} is of an unknown version")
+            raise DataError(f"{member.filename} is of an unknown version")
         shape, _, dtype = read_header(stream)
         claimed, held = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
         if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=1) < 0 or claimed != held:
-            raise ValueError(f"{member.filename} claims {dtype} of shape {shape}, and holds {held:,} bytes")
+            raise DataError(f"{member.filename} claims {dtype} of shape {shape}, and holds {held:,} bytes")
     with archive.open(member) as stream:
         array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
         return array

@@ -24,6 +24,7 @@ from fedrbn.data.imaging import to_channels_first
 from fedrbn.data.partition import held_out
 from fedrbn.data.samples import Client, Federation, Samples
 from fedrbn.data.train_test import stratified
+from fedrbn.errors import DataError
 from fedrbn.randomness import derive
 from fedrbn.types import Role
 
@@ -99,17 +100,17 @@ def from_partitions(
 
 def _check(count: int, tests: int | None, **shares: float) -> None:
     if tests is not None and tests != count:
-        raise ValueError(f"got {tests} test partitions for {count} partitions; expected one for each, in their order.")
+        raise DataError(f"got {tests} test partitions for {count} partitions; expected one for each, in their order.")
     for name, share in shares.items():
         if not 0 <= share < 1:
-            raise ValueError(f"got {name} = {share}; expected at least 0 and less than 1, such as 0.2.")
+            raise DataError(f"got {name} = {share}; expected at least 0 and less than 1, such as 0.2.")
 
 
 def _named(count: int, domains: Sequence[str] | None) -> dict[str, str]:
     """The clients' ids, in order, and their domains."""
     given = ["all"] * count if domains is None else list(domains)
     if not count or len(given) != count:
-        raise ValueError(
+        raise DataError(
             f"got {count} partitions and {len(given)} domains; expected at least one partition, and a domain for each."
         )
     return {f"{domain}-{given[:row].count(domain)}": domain for row, domain in enumerate(given)}
@@ -117,19 +118,19 @@ def _named(count: int, domains: Sequence[str] | None) -> dict[str, str]:
 
 def _samples(partition: Partition, where: str, size: int | None, image: str, label: str) -> Samples:
     if not len(partition):
-        raise ValueError(f"got no items in {where}; expected at least one. Leave it out.")
+        raise DataError(f"got no items in {where}; expected at least one. Leave it out.")
     pixels, labels = [], []
     for row in range(len(partition)):
         item = partition[row]
         for key in (image, label):
             if key not in item:
-                raise ValueError(
+                raise DataError(
                     f"got an item with {', '.join(map(str, item))} in {where}; expected {key!r}. Say which to use: "
                     'from_partitions(…, image="img", label="fine_label").'
                 )
         pixels.append(_pixels(item[image], f"item {row} of {where}", size))
         if pixels[-1].shape != pixels[0].shape:
-            raise ValueError(
+            raise DataError(
                 f"got an image of {pixels[-1].shape[1]} x {pixels[-1].shape[0]} pixels as item {row} of {where}; "
                 f"expected {pixels[0].shape[1]} x {pixels[0].shape[0]}, as the first. Give an image_size."
             )
@@ -145,7 +146,7 @@ def _pixels(image: object, where: str, size: int | None) -> NDArray[np.uint8]:
         array = np.asarray(image)
         grey_or_colour = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))
         if array.dtype != np.uint8 or not grey_or_colour or 0 in array.shape:
-            raise ValueError(
+            raise DataError(
                 f"got an image of {array.dtype} and shape {array.shape} as {where}; expected a Pillow image, or uint8 "
                 "pixels [height, width] or [height, width, 3] (a tensor: [3, height, width]). Scale floats by 255."
             )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedrbn.config import plugins
+from fedrbn.errors import DataError
 from fedrbn.types import Role
 
 _LEAST_TRAINING = 2
@@ -23,12 +24,12 @@ class Samples:
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise ValueError(
+            raise DataError(
                 f"got images of {self.images.dtype} and shape {tuple(self.images.shape)}; expected uint8 pixels "
                 "[n, channels, height, width]. Scale floats by 255 and convert with .to(torch.uint8)."
             )
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
-            raise ValueError(
+            raise DataError(
                 f"got labels of {self.labels.dtype} and shape {tuple(self.labels.shape)}; expected int64 "
                 f"[{len(self.images)}], one per image."
             )
@@ -72,7 +73,7 @@ class DataSet:
     def __post_init__(self) -> None:
         names = [domain.name for domain in self.domains]
         if not names or len(set(names)) < len(names):
-            raise ValueError(
+            raise DataError(
                 f"got domains {names} in data {self.name!r}; expected at least one, each with a name of its own."
             )
         shape = self.domains[0].train.images.shape[1:]
@@ -106,15 +107,15 @@ def _known(names: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:
 def _check(samples: Samples, where: str, shape: torch.Size, classes: int) -> None:
     """Images of this shape, at least one, with labels of these classes."""
     if not len(samples):
-        raise ValueError(f"got no images in the {where}; expected at least one. Add images or drop it.")
+        raise DataError(f"got no images in the {where}; expected at least one. Add images or drop it.")
     if samples.images.shape[1:] != shape:
-        raise ValueError(
+        raise DataError(
             f"got images of shape {tuple(samples.images.shape[1:])} in the {where}; expected {tuple(shape)}, as in "
             "the first. Resize them to one size."
         )
     lowest, highest = int(samples.labels.min()), int(samples.labels.max())
     if lowest < 0 or highest >= classes:
-        raise ValueError(
+        raise DataError(
             f"got labels from {lowest} to {highest} in the {where}; expected 0 to {classes - 1}, "
             f"because there are {classes} classes. Number the labels from 0, or name all classes."
         )
@@ -149,16 +150,16 @@ class Federation:
     def __post_init__(self) -> None:
         ids = [client.id for client in self.clients]
         if not ids or len(set(ids)) < len(ids):
-            raise ValueError(f"got clients {ids} in a federation; expected at least one, each with an id of its own.")
+            raise DataError(f"got clients {ids} in a federation; expected at least one, each with an id of its own.")
         for name in ids:
             if not name or name.startswith(".") or any(mark in name for mark in "/\\\0"):
-                raise ValueError(
+                raise DataError(
                     f"got client id {name!r}; expected a plain name, which can be part of a file's name: not empty, no "
                     "dot in front, no slash. Rename the client or its domain."
                 )
         domains = dict.fromkeys(client.domain for client in self.clients)
         if set(domains) != set(self.domains) or not set(domains) <= set(self.labels):
-            raise ValueError(
+            raise DataError(
                 f"got clients of the domains {[*domains]} in a federation of {[*self.domains]} with labels for "
                 f"{[*self.labels]}; expected the same. List every client's domain once, and label it."
             )
@@ -169,7 +170,7 @@ class Federation:
                 if part != "validation" or len(samples):  # a client may do without validation
                     _check(samples, f"{part} part of client {client.id!r}", shape, len(self.classes))
             if len(client.train) < _LEAST_TRAINING:
-                raise ValueError(
+                raise DataError(
                     f"got 1 training image for client {client.id!r}; expected at least {_LEAST_TRAINING}, because "
                     "batch norm cannot train on one. Give it more, or leave it out."
                 )

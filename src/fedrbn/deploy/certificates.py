@@ -24,6 +24,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from fedrbn.errors import DeployError
+
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Names that every server certificate has: the server's own processes reach it by them."""
 AUTHORITY_DAYS = 3650
@@ -64,7 +66,7 @@ def issue(authority: Issued, hosts: Iterable[str], days: int = SERVER_DAYS) -> I
     parent = x509.load_pem_x509_certificate(authority.certificate)
     signer = load_pem_private_key(authority.key, password=None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"got an authority with a {type(signer).__name__}; expected an elliptic-curve key.")
+        raise DeployError(f"got an authority with a {type(signer).__name__}; expected an elliptic-curve key.")
     key = _new_key()
     builder = (
         _builder(_subject(str(names[0].value)), parent.subject, key, days)
@@ -97,7 +99,7 @@ def _general_name(host: str) -> x509.GeneralName:
     except ValueError:
         labels = host.split(".")
         if len(host) > 253 or not all(_is_label(label) for label in labels):
-            raise ValueError(
+            raise DeployError(
                 f"got host {host!r}; expected a DNS name such as server.example.org, or an IP address. "
                 "Leave out https:// and the port."
             ) from None

@@ -13,7 +13,8 @@ from typing import Any
 
 from fedrbn.config import Experiment
 from fedrbn.deploy.fleet import RunningFleet, fleet, local_plan
-from fedrbn.deploy.site import DeployError, create
+from fedrbn.deploy.site import create
+from fedrbn.errors import DeployError
 from fedrbn.runs.directory import RunDirectory
 
 TIMEOUT = 3600.0

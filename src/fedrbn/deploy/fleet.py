@@ -23,7 +23,8 @@ from typing import Any
 from fedrbn.config import Experiment
 from fedrbn.deploy import processes
 from fedrbn.deploy.processes import Running
-from fedrbn.deploy.site import SUPERLINK, DeployError, Node, Site, SitePlan
+from fedrbn.deploy.site import SUPERLINK, Node, Site, SitePlan
+from fedrbn.errors import DeployError
 from fedrbn.runs.directory import write_atomically
 
 STARTUP = 120.0

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedrbn.errors import DeployError
+
 PAUSE = 0.1
 
 
@@ -92,7 +94,7 @@ def stop(running: Sequence[Running], patience: float = 10.0) -> None:
         _signal(member.pid, signal.SIGKILL)
     if _wait_for_end(running, left, patience):
         names = ", ".join(f"{one.name} ({one.pid})" for one in running)
-        raise RuntimeError(f"got processes that do not end after SIGKILL, started by {names}; look at them with ps.")
+        raise DeployError(f"got processes that do not end after SIGKILL, started by {names}; look at them with ps.")
 
 
 def kill(running: Running) -> None:

@@ -26,6 +26,7 @@ import tomli_w
 from fedrbn.config import Experiment
 from fedrbn.config.plugins import is_reference
 from fedrbn.deploy.certificates import Issued, issue, make_authority, make_node_key, subject_names
+from fedrbn.errors import DeployError
 from fedrbn.flower.settings import FlowerConfig
 
 SUPERLINK = "superlink"
@@ -34,10 +35,6 @@ SECRET, SCRIPT, PLAIN = 0o600, 0o755, 0o644
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 RUNTIME_PORT = 9094
 """Flower's own default."""
-
-
-class DeployError(RuntimeError):
-    """A site that cannot be written, found or started; the message says what was found and what helps."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from fedrbn.attacks import AutoAttack, LocalSearch, LogitsAttack, Untargeted, attack_named, epsilon
 from fedrbn.config import Experiment
+from fedrbn.errors import FederationError
 from fedrbn.evaluation import checklist
 from fedrbn.evaluation.accuracy import Accuracy, Deployment, deployment_name
 from fedrbn.evaluation.checklist import Check, Evidence
@@ -17,7 +18,7 @@ from fedrbn.federated.assemble import PreparedExperiment
 from fedrbn.federated.executors import malice
 from fedrbn.federated.privacy import accountant
 from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, ServerState
-from fedrbn.federated.uploads.collection import FederationError, in_order
+from fedrbn.federated.uploads.collection import in_order
 from fedrbn.types import Member, Tensors
 
 EXPENSIVE = (AutoAttack, LocalSearch)

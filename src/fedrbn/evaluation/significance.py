@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from scipy.stats import binomtest
 
+from fedrbn.errors import EvaluationError
 from fedrbn.types import Tensors
 
 
@@ -29,7 +30,7 @@ class Comparison:
 def compare(ours: Mapping[str, Tensors], theirs: Mapping[str, Tensors]) -> list[Comparison]:
     """Compare column by column, over all clients; both map client → column → one boolean per sample."""
     if ours.keys() != theirs.keys():
-        raise ValueError(
+        raise EvaluationError(
             f"got runs with {len(ours)} and {len(theirs)} clients that are not the same; expected the same federation. "
             "Compare runs made with the same data, federation settings and seed."
         )
@@ -40,7 +41,7 @@ def compare(ours: Mapping[str, Tensors], theirs: Mapping[str, Tensors]) -> list[
 def _mcnemar(column: str, ours: Mapping[str, Tensors], theirs: Mapping[str, Tensors]) -> Comparison:
     for client in ours:
         if ours[client][column].shape != theirs[client][column].shape:
-            raise ValueError(
+            raise EvaluationError(
                 f"got {len(ours[client][column])} and {len(theirs[client][column])} test samples of client {client!r}; "
                 "expected the same. Evaluate both runs on the same samples."
             )

@@ -11,11 +11,12 @@ from torch import nn
 
 from fedrbn import nets
 from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
-from fedrbn.config import ConfigError, DataConfig, Experiment, FederationConfig, ModelConfig, plugins
+from fedrbn.config import DataConfig, Experiment, FederationConfig, ModelConfig, plugins
 from fedrbn.data import load
 from fedrbn.data.digests import digest_of, digest_of_all
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import DataSet, Federation
+from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.aggregation.rules import aggregation
 from fedrbn.federated.executors.malice import from_config as malice_of

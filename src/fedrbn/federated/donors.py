@@ -22,7 +22,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from fedrbn.config import ConfigError
+from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.order_statistics import plain_median, share_trimmed_mean, weighted_median
 from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from fedrbn.attacks import PGD, Attack
-from fedrbn.config import ConfigError
+from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import Local
 from fedrbn.federated.objectives import Adversarial, Calibrated, Calibration, Objective, OneStep, Standard
 from fedrbn.federated.propagation import Propagation

@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fedrbn.attacks import PGD, Attack
-from fedrbn.config import ConfigError
+from fedrbn.errors import ConfigError
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch, Stats
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fedrbn.attacks import Attack, from_config
-from fedrbn.config import ConfigError, Experiment, MethodConfig, plugins
+from fedrbn.config import Experiment, MethodConfig, plugins
+from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import Local
 from fedrbn.federated.donors import Combine, Guard
 from fedrbn.federated.methods import METHODS, Method

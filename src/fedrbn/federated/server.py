@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedrbn.config import ConfigError, FaultsConfig, TrainConfig
+from fedrbn.config import FaultsConfig, TrainConfig
+from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import Layout, Local
 from fedrbn.federated.aggregation.mean import Aggregate, Contribution, carried, mean
 from fedrbn.federated.client import steps_per_epoch

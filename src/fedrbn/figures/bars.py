@@ -8,8 +8,9 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedrbn.errors import FigureError
 from fedrbn.figures import style
-from fedrbn.figures.sources import FigureError, Request, described, results, run_names
+from fedrbn.figures.sources import Request, described, results, run_names
 from fedrbn.reproduce import reading
 from fedrbn.reproduce.table import Number
 

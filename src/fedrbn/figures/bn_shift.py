@@ -14,8 +14,9 @@ from typing import get_args
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedrbn.errors import FigureError
 from fedrbn.figures import style
-from fedrbn.figures.sources import FigureError, Request, described, trained_run
+from fedrbn.figures.sources import Request, described, trained_run
 from fedrbn.figures.style import Mark
 from fedrbn.reproduce.bn_shift import IMAGES, measure
 from fedrbn.reproduce.experiment_cells import Threat

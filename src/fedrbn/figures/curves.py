@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedrbn.errors import FigureError
 from fedrbn.figures import style
-from fedrbn.figures.sources import FigureError, Request, Results, cell_runs, described, results, run_names
+from fedrbn.figures.sources import Request, Results, cell_runs, described, results, run_names
 from fedrbn.figures.style import End, Mark
 from fedrbn.runs import records
 from fedrbn.runs.directory import RunDirectory

@@ -15,10 +15,11 @@ from matplotlib.figure import Figure
 
 from fedrbn.attacks import PGD, LogitsAttack, Untargeted
 from fedrbn.data.samples import Samples
+from fedrbn.errors import FigureError
 from fedrbn.evaluation.accuracy import Accuracy, attack_through, logits_of
 from fedrbn.federated.assemble import assemble
 from fedrbn.figures import style
-from fedrbn.figures.sources import FigureError, Request, described
+from fedrbn.figures.sources import Request, described
 from fedrbn.figures.style import End, Mark
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.state import batch_norms

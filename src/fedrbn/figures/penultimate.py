@@ -22,11 +22,12 @@ from torch import Tensor, nn
 
 from fedrbn.attacks import LogitsAttack
 from fedrbn.data.samples import Client, Samples
+from fedrbn.errors import FigureError
 from fedrbn.evaluation.accuracy import attack_through, logits_of
 from fedrbn.federated.aggregation.layout import Local
 from fedrbn.federated.assemble import assemble
 from fedrbn.figures import style
-from fedrbn.figures.sources import FigureError, Request, described, trained_run
+from fedrbn.figures.sources import Request, described, trained_run
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.randomness import generator
 from fedrbn.runs.directory import RunDirectory

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedrbn.errors import FigureError
 from fedrbn.reproduce import declarations, experiment_cells, reading
 from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.reproduce.scales import SCALES
@@ -28,10 +29,6 @@ PAPER_NAMES = {
     "local-at": "Local AT",
 }
 """How experiments label methods, so that a method looks the same in every figure."""
-
-
-class FigureError(ValueError):
-    """A figure that cannot be drawn from what is there; the message names the command that makes what is missing."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedrbn.errors import FigureError
+
 COLUMN, TEXT = 3.4, 6.8
 """Width of one column and of the whole text of a two-column page, in inches."""
 BLUE, VERMILION, GREEN, PURPLE, SKY, BROWN, GREY = (
@@ -161,7 +163,7 @@ def _start(block: Sequence[int], positions: Sequence[float], gap: float) -> floa
 def save(figure: Figure, path: Path, title: str) -> tuple[Path, Path]:
     """Write FILE.svg and FILE.png: the same bytes from the same numbers. A suffix .svg or .png of `path` is dropped."""
     if path.suffix not in ("", ".svg", ".png"):
-        raise ValueError(f"got {path} to write to; expected a name that ends in .svg or .png, or in neither.")
+        raise FigureError(f"got {path} to write to; expected a name that ends in .svg or .png, or in neither.")
     stem = path.with_suffix("")
     stem.parent.mkdir(parents=True, exist_ok=True)
     svg, png = stem.with_suffix(".svg"), stem.with_suffix(".png")

@@ -17,9 +17,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedrbn.errors import FigureError
 from fedrbn.federated.propagation import similarity
 from fedrbn.figures import style
-from fedrbn.figures.sources import FigureError, Request, cell_runs, results
+from fedrbn.figures.sources import Request, cell_runs, results
 from fedrbn.reproduce import reading
 from fedrbn.runs.load import load
 from fedrbn.types import Role

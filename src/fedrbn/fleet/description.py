@@ -31,8 +31,9 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedrbn import config
-from fedrbn.config import ConfigError, Experiment
+from fedrbn.config import Experiment
 from fedrbn.cost.units import Duty
+from fedrbn.errors import ConfigError, FleetError
 from fedrbn.fleet.planner import Device, FleetPlan, Speed, Workload, cost
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.records import rounds
@@ -47,7 +48,7 @@ def quantity(value: object) -> object:
         return value
     match = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?)(B|bit)(?:/s)?\s*", value)
     if match is None:
-        raise ValueError(f"got {value!r}; expected a number with a unit, such as 512 MB, 1.5 GB/s or 8 Mbit/s")
+        raise FleetError(f"got {value!r}; expected a number with a unit, such as 512 MB, 1.5 GB/s or 8 Mbit/s")
     return float(match[1]) * _UNITS[match[2]] / (8 if match[3] == "bit" else 1)
 
 
@@ -73,7 +74,7 @@ class DeviceEntry(BaseModel):
     @model_validator(mode="after")
     def _one_speed(self) -> DeviceEntry:
         if (self.macs_per_second is None) == (self.probe is None):
-            raise ValueError(f"device {self.id!r} needs either macs_per_second or probe, and not both")
+            raise FleetError(f"device {self.id!r} needs either macs_per_second or probe, and not both")
         return self
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedrbn.cost.units import Duty, _passes
+from fedrbn.errors import FleetError
 
 LEAST_SHARE = 0.1
 """Smallest part of its batches that is worth training adversarially: less leaves BN_a to a handful of batches."""
@@ -38,7 +39,7 @@ class Speed:
     def __post_init__(self) -> None:
         for name, value in (("forward", self.forward), ("backward", self.backward), ("attack", self.attack)):
             if not value > 0:
-                raise ValueError(f"got {name} speed {value}; expected multiply-accumulates per second above 0.")
+                raise FleetError(f"got {name} speed {value}; expected multiply-accumulates per second above 0.")
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class FleetPlan:
 def plan(devices: Sequence[Device], workload: Workload, deadline: float) -> FleetPlan:
     """For every device the most robust duty that fits its memory and the deadline, in seconds per round."""
     if not devices or not deadline > 0:
-        raise ValueError(f"got {len(devices)} devices and a deadline of {deadline} s; expected some, and above 0 s.")
+        raise FleetError(f"got {len(devices)} devices and a deadline of {deadline} s; expected some, and above 0 s.")
     chosen = [_best(device, workload, deadline, donors=True) for device in devices]
     if not any(a.at_share for a in chosen):  # nobody to receive BN_a from, so nothing to calibrate with
         chosen = [_best(device, workload, deadline, donors=False) for device in devices]

@@ -22,6 +22,7 @@ from fedrbn.attacks import from_config
 from fedrbn.config import Experiment
 from fedrbn.cost.count import traffic
 from fedrbn.cost.units import Duty
+from fedrbn.errors import FleetError
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.assemble import build_network
 from fedrbn.federated.options import configure
@@ -105,7 +106,7 @@ def probe(
 ) -> Probe:
     """Measure for about so many seconds; with `url` (http or https) also the download from there."""
     if not seconds > 0:
-        raise ValueError(f"got seconds = {seconds}; expected a time above 0, such as 5.")
+        raise FleetError(f"got seconds = {seconds}; expected a time above 0, such as 5.")
     parts = 0.8 if url else 0.95
     with one_thread():
         speed = measure_speed(net, image_shape, batch_size, parts * seconds)
@@ -164,14 +165,14 @@ def _copy_speed(count: int = 32_000_000) -> float:
 def download_speed(url: str, seconds: float) -> float:
     """Bytes per second from an address, until it ends or the time is over."""
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"got {url!r}; expected an address with http:// or https:// to measure the bandwidth from.")
+        raise FleetError(f"got {url!r}; expected an address with http:// or https:// to measure the bandwidth from.")
     received, started = 0, time.perf_counter()
     try:
         with urllib.request.urlopen(url, timeout=max(1.0, seconds)) as answer:  # noqa: S310  (the scheme is checked)
             while (time.perf_counter() - started < seconds) and (part := answer.read(65536)):
                 received += len(part)
     except OSError as error:
-        raise ValueError(f"got {url!r}, which cannot be read ({error}); expected a file of a few MB.") from None
+        raise FleetError(f"got {url!r}, which cannot be read ({error}); expected a file of a few MB.") from None
     if not received:
-        raise ValueError(f"got nothing from {url!r}; expected a file of a few MB to measure the bandwidth with.")
+        raise FleetError(f"got nothing from {url!r}; expected a file of a few MB to measure the bandwidth with.")
     return received / (time.perf_counter() - started)

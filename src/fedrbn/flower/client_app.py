@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from fedrbn.config import Experiment
 from fedrbn.data.digests import digest_of
 from fedrbn.data.samples import Client
+from fedrbn.errors import MessageError
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.executors.serial import ClientHost, perform
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
@@ -28,7 +29,6 @@ from fedrbn.flower.messages import Parts, failure_records, job_of, reply_records
 from fedrbn.flower.questions import attacks_in
 from fedrbn.flower.settings import NodeConfig
 from fedrbn.flower.site import Memory, fingerprint, local_federation, names_of, network
-from fedrbn.flower.wire import MessageError
 from fedrbn.hardware import one_thread
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Tensors

@@ -10,8 +10,9 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
-from fedrbn.config import ConfigError, Dirichlet, Experiment
+from fedrbn.config import Dirichlet, Experiment
 from fedrbn.data.digests import digest_of_all
+from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.assemble import Outline, PreparedExperiment, build_network, build_plan
 from fedrbn.federated.options import configure

@@ -13,13 +13,13 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fedrbn.config import Experiment
+from fedrbn.errors import MessageError
 from fedrbn.federated.protocol import Execute, Failure, Job, Result, Round, Train, Upload
 from fedrbn.flower import wire
 from fedrbn.flower.exchange import Letter, Silence, exchange
 from fedrbn.flower.instructions import Setup, Transport, setup_for
 from fedrbn.flower.log import EventLog
 from fedrbn.flower.messages import Parts, order_records, result_of, shared_record
-from fedrbn.flower.wire import MessageError
 from fedrbn.types import Member, Role
 
 

@@ -14,10 +14,10 @@ from pydantic import Field
 from fedrbn.attacks import Loss, from_config
 from fedrbn.config import AttackConfig, DataConfig, Experiment, FederationConfig, MethodConfig, ModelConfig
 from fedrbn.config.schema import PrivacyConfig, Section
+from fedrbn.errors import MessageError
 from fedrbn.federated.methods import Method
 from fedrbn.federated.options import configure, named
 from fedrbn.flower.questions import Label, QuestionData
-from fedrbn.flower.wire import MessageError
 from fedrbn.types import Role
 
 MOST_CAUSE = 2000

@@ -19,6 +19,7 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 
 from fedrbn.config import AttackConfig
+from fedrbn.errors import MessageError
 from fedrbn.evaluation.accuracy import Accuracy
 from fedrbn.federated.aggregation.layout import Layout
 from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Result, Round, Train, Upload
@@ -38,7 +39,7 @@ from fedrbn.flower.instructions import (
     method_of,
 )
 from fedrbn.flower.questions import as_data, from_data
-from fedrbn.flower.wire import MessageError, Spec, Specs
+from fedrbn.flower.wire import Spec, Specs
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.state import tensors
 from fedrbn.types import Member, Role, Tensors

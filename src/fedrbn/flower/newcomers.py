@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from fedrbn.errors import UploadError
 from fedrbn.federated.aggregation.mean import Contribution, mean
 from fedrbn.federated.propagation import DonorFreshness, propagate
 from fedrbn.federated.protocol import ServerState, Upload
 from fedrbn.federated.server import Plan, initial_state
-from fedrbn.federated.uploads.validation import UploadCheck, UploadError, length, scratch
+from fedrbn.federated.uploads.validation import UploadCheck, length, scratch
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Member, Role, Tensors
 

@@ -11,10 +11,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from fedrbn.attacks import PGD, AutoAttack, Corruption, LocalSearch, LogitsAttack, Oblivious, Untargeted, from_config
 from fedrbn.config import AttackConfig
 from fedrbn.config.schema import Section
+from fedrbn.errors import MessageError
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy, Deployment, deployment_name
 from fedrbn.evaluation.diagnosis import Diagnosis
 from fedrbn.federated.protocol import Question
-from fedrbn.flower.wire import MessageError
 from fedrbn.types import Branch
 
 Label = Annotated[str, Field(max_length=200)]

@@ -16,8 +16,9 @@ from flwr.serverapp import Grid
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedrbn.config.schema import Section
+from fedrbn.errors import StorageError
 from fedrbn.flower.handshake import MOST_SAMPLES, Digest
-from fedrbn.runs.directory import StorageError, write_atomically
+from fedrbn.runs.directory import write_atomically
 
 _PEM = b"-----BEGIN PUBLIC KEY-----"
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
+from fedrbn.errors import MessageError
 from fedrbn.flower import wire
 from fedrbn.flower.exchange import Letter, Silence, exchange
 from fedrbn.flower.handshake import Introduction, Refusal, Response
 from fedrbn.flower.log import EventLog
 from fedrbn.flower.registry import ANYBODY, Identity, Registry, identities
-from fedrbn.flower.wire import MessageError, Specs
+from fedrbn.flower.wire import Specs
 from fedrbn.types import Member, Role, Tensors
 
 Decide = Callable[[Mapping[str, Introduction]], Mapping[str, Role]]

@@ -15,7 +15,8 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedrbn.config import ConfigError, Experiment
+from fedrbn.config import Experiment
+from fedrbn.errors import ConfigError, StorageError
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
 from fedrbn.flower import wire
 from fedrbn.flower.deployment import RemoteFederation, Terms, described
@@ -25,7 +26,7 @@ from fedrbn.flower.instructions import setup_for
 from fedrbn.flower.log import EventLog, RoundLog
 from fedrbn.flower.roster import Guest, Lobby
 from fedrbn.flower.settings import FlowerConfig, Values, experiment_of
-from fedrbn.runs.directory import RunDirectory, StorageError, write_atomically
+from fedrbn.runs.directory import RunDirectory, write_atomically
 from fedrbn.runs.train import train_and_evaluate
 from fedrbn.types import Role
 

@@ -16,9 +16,10 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ConfigDict, Field, ValidationError
 
 from fedrbn import config
-from fedrbn.config import AttackConfig, ConfigError, Experiment, plugins
+from fedrbn.config import AttackConfig, Experiment, plugins
 from fedrbn.config.schema import Section
 from fedrbn.data import AVAILABLE
+from fedrbn.errors import ConfigError
 from fedrbn.federated.options import resolved
 from fedrbn.fleet.description import Quantity
 from fedrbn.flower.instructions import ClientId, Setup, Transport

@@ -17,9 +17,10 @@ import safetensors
 import safetensors.torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedrbn.config import ConfigError, DataConfig, Experiment, FederationConfig, RunConfig, plugins
+from fedrbn.config import DataConfig, Experiment, FederationConfig, RunConfig, plugins
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import Client, Federation, Samples
+from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import Layout, layout
 from fedrbn.federated.assemble import build_network, load_data
 from fedrbn.flower import wire

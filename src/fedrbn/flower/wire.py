@@ -19,6 +19,7 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
 from fedrbn.config.schema import Section
+from fedrbn.errors import MessageError
 from fedrbn.types import Tensors
 
 SAFETENSORS = "fedrbn.safetensors"
@@ -29,10 +30,6 @@ _TENSORS = "tensors"
 _TEXT = "json"
 _HEADER = 4096
 """Bytes of a safetensors header for no tensors and for each one, generously."""
-
-
-class MessageError(ValueError):
-    """A message that cannot be used: got, expected, remedy."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from fedrbn.attacks import Logits
+from fedrbn.errors import ModelFileError
 from fedrbn.hardware import one_thread
-from fedrbn.models.model_file import KEY, SUFFIXES, Card, ModelFileError, read, without_gradient
+from fedrbn.models.model_file import KEY, SUFFIXES, Card, read, without_gradient
 from fedrbn.nets.fold import fold
 from fedrbn.nets.state import tensors
 from fedrbn.randomness import generator

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fedrbn import nets
 from fedrbn.attacks import Logits
 from fedrbn.data.sets.folder import decode
+from fedrbn.errors import ModelFileError
 from fedrbn.nets.fold import fold
 from fedrbn.nets.state import load, tensors
 
@@ -35,10 +36,6 @@ _MOST_PIXELS = 2**22
 """Values of one image that a model file may ask for: a network is tried with images of that size when it is read."""
 _MOST_CLASSES = 2**16
 _SPARE_BYTES = 2**20
-
-
-class ModelFileError(RuntimeError):
-    """A model file that cannot be written or read; the message says what was found and what helps."""
 
 
 class Card(BaseModel):
@@ -74,7 +71,7 @@ class Card(BaseModel):
     @classmethod
     def _fits_memory(cls, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         if math.prod(shape) > _MOST_PIXELS:
-            raise ValueError(f"got images of {math.prod(shape):,} values; expected at most {_MOST_PIXELS:,}")
+            raise ModelFileError(f"got images of {math.prod(shape):,} values; expected at most {_MOST_PIXELS:,}")
         return shape
 
 

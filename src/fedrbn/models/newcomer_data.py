@@ -13,8 +13,8 @@ from fedrbn import data
 from fedrbn.config import plugins
 from fedrbn.data.samples import DataSet, Samples
 from fedrbn.data.sets.folder import decode
+from fedrbn.errors import OnboardingError
 from fedrbn.federated.assemble import assemble
-from fedrbn.models.onboarding import OnboardingError
 from fedrbn.randomness import generator
 from fedrbn.runs.load import Trained
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedrbn.attacks import Untargeted, from_config
 from fedrbn.data.samples import Samples
+from fedrbn.errors import OnboardingError
 from fedrbn.evaluation.accuracy import Accuracy
 from fedrbn.federated.aggregation.layout import Local, layout
 from fedrbn.federated.client import batches, pixels
@@ -38,10 +39,6 @@ from fedrbn.types import Branch, Stats
 NEWCOMER = "newcomer"
 BATCHES, BATCH = 8, 64
 """How many images are looked at: one batch of 64 was as good as eight on two held-out domains of digits-mini."""
-
-
-class OnboardingError(ValueError):
-    """A newcomer that this run cannot serve; the message says why and what helps."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedrbn.config.plugins import GIVEN, given_again, is_reference, resolve, unknown
+from fedrbn.errors import NetworkError
 from fedrbn.nets.alexnet import alexnet_bn
 from fedrbn.nets.digits import digits_cnn
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, plain, single
@@ -47,7 +48,7 @@ def build(name: str, classes: int, width: float, image_shape: tuple[int, int, in
         torch.default_generator.manual_seed(seed)  # again: the import above, if it was the first, may have drawn
         net = source(**arguments)
     if not isinstance(net, nn.Module):
-        raise ValueError(
+        raise NetworkError(
             f"got {type(net).__name__} from network factory {name!r}; expected an nn.Module. Return the network."
         )
     return net
@@ -63,7 +64,7 @@ def _source(name: str) -> nn.Module | Callable[..., object]:
         raise unknown("network", name, NETWORKS)
     source = resolve(name)
     if not isinstance(source, nn.Module) and not callable(source):
-        raise ValueError(
+        raise NetworkError(
             f"got network {name!r}, which is {type(source).__name__}; expected a factory or an nn.Module. "
             "Refer to a function that returns the network."
         )
@@ -82,14 +83,14 @@ def _arguments(
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     accepted = {key: value for key, value in offered.items() if takes_all or kinds.get(key) in by_keyword}
     if "image_size" in accepted and rows != columns:
-        raise ValueError(
+        raise NetworkError(
             f"got images of {rows}x{columns} pixels for network {name!r}; expected square ones. Set data.image_size, "
             "or use a network factory without the argument image_size."
         )
     try:
         signature.bind(**accepted)
     except TypeError as error:
-        raise ValueError(
+        raise NetworkError(
             f"got network factory {name!r} with the signature {signature} ({error}); expected one that can be called "
             f"with {', '.join(offered)}, or some of these, as keywords. Give its other arguments defaults."
         ) from error

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
+from fedrbn.errors import NetworkError
 from fedrbn.nets.digits import Normalise, scaled
 
 _SMALLEST = 63
@@ -18,7 +19,7 @@ def alexnet_bn(classes: int, width: float = 1.0, image_size: int = 256, channels
     The average pool gives the linear layers 6x6 whatever the image size; sizes below 63 are refused.
     """
     if image_size < _SMALLEST:
-        raise ValueError(
+        raise NetworkError(
             f"got image_size {image_size}; expected at least {_SMALLEST}, below which AlexNet's poolings leave "
             "nothing. Raise data.image_size, or use the network 'digits' or 'resnet18'."
         )

@@ -6,6 +6,8 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
+from fedrbn.errors import NetworkError
+
 
 class Normalise(nn.Module):
     """Pixels in [0, 1] to the network's scale: (x − 0.5) / 0.5, in [−1, 1].
@@ -21,7 +23,7 @@ class Normalise(nn.Module):
 def scaled(units: int, width: float) -> int:
     """How many channels or hidden units a layer of `units` keeps at this width: rounded, and at least one."""
     if width <= 0:
-        raise ValueError(
+        raise NetworkError(
             f"got width {width}; expected a number above 0. Use 1 for the paper's network, 0.25 for tests."
         )
     return max(1, round(units * width))
@@ -34,7 +36,7 @@ def digits_cnn(classes: int, width: float = 1.0, image_size: int = 28, channels:
     """
     side = image_size // 4  # two poolings, each halving and rounding down
     if side < 1:
-        raise ValueError(
+        raise NetworkError(
             f"got image_size {image_size}; expected at least 4, because the Digits network halves images twice. "
             "Raise data.image_size."
         )

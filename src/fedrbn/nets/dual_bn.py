@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedrbn.errors import NetworkError
 from fedrbn.types import Branch, Stats
 
 
@@ -102,7 +103,7 @@ class DualBatchNorm(nn.Module):
         """Normalise each run of rows through the branch that the surrounding network call asked for."""
         call = _CALL.get()
         if call is None:
-            raise RuntimeError(
+            raise NetworkError(
                 "got a dual batch-norm layer called on its own; expected a call of the whole network, which says the "
                 "branch: net(x, Branch.CLEAN, Stats.FROZEN). For an ordinary network use plain(net, branch)."
             )
@@ -145,7 +146,7 @@ def _parted(x: Tensor, segments: tuple[_Segment, ...]) -> tuple[Tensor, ...]:
     """The rows of each segment; a layer may see several rows per input (patches of an image, say)."""
     rows = sum(segment.rows for segment in segments)
     if x.shape[0] % rows:
-        raise RuntimeError(
+        raise NetworkError(
             f"got {x.shape[0]} rows at a batch-norm layer of a joined pass; expected a multiple of the {rows} "
             "inputs. This network mixes samples before the layer: call it once per branch instead."
         )
@@ -228,7 +229,7 @@ def dual(net: nn.Module, affine: Affine = Affine.SHARED) -> DualNet:
 
     network, found = _replaced(net, _BatchNorm, lambda layer: split(_checked(layer)))
     if not found:
-        raise ValueError(
+        raise NetworkError(
             f"got {type(net).__name__} without a batch-norm layer; expected at least one BatchNorm1d, 2d or 3d, "
             "because FedRBN carries robustness in batch-norm statistics. Add batch norm, or use a method with a "
             "single set of statistics such as fatavg."
@@ -266,17 +267,17 @@ def _checked(layer: _BatchNorm) -> _BatchNorm:
     """Refuse layers that cannot have a second set of running statistics, or that would not behave the same."""
     kind = type(layer).__name__
     if isinstance(layer, _LazyNormBase):
-        raise ValueError(
+        raise NetworkError(
             f"got {kind}, whose size is not known yet; expected a network that has seen an input. "
             "Run one batch through it before converting it."
         )
     if layer.running_mean is None or layer.running_var is None:
-        raise ValueError(
+        raise NetworkError(
             f"got {kind} with track_running_stats=False; expected running statistics, which are what FedRBN "
             "propagates. Build the network with track_running_stats=True."
         )
     if type(layer).forward is not _BatchNorm.forward:
-        raise ValueError(
+        raise NetworkError(
             f"got {kind}, a batch norm with a forward of its own; expected BatchNorm1d, 2d or 3d. "
             "Replace it by an ordinary batch-norm layer (and its activation, if it has one, by a module after it)."
         )
@@ -289,7 +290,7 @@ _M = TypeVar("_M", bound=nn.Module)
 def _replaced(net: nn.Module, kind: type[_M], convert: Callable[[_M], nn.Module]) -> tuple[nn.Module, int]:
     """A deep copy of `net` with each module of `kind` converted once, wherever and however often it stands."""
     if isinstance(net, DualNet):
-        raise ValueError("got a network that is converted already; expected an ordinary one. Use plain(net, branch).")
+        raise NetworkError("got a network that is converted already; expected an ordinary one. Use plain(net, branch).")
     root = nn.ModuleList([copy.deepcopy(net)])
     converted: dict[int, nn.Module] = {}
     for parent in list(root.modules()):

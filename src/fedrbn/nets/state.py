@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedrbn.errors import NetworkError
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
 from fedrbn.types import Branch, Tensors
 
@@ -67,7 +68,7 @@ def load(net: nn.Module, values: Tensors) -> None:
     for name, value in values.items():  # all checked before any is copied
         if name not in own or own[name].shape != value.shape:
             expected = f"shape {tuple(own[name].shape)}" if name in own else f"one of {len(own)} names of the network"
-            raise ValueError(
+            raise NetworkError(
                 f"got tensor {name!r} of shape {tuple(value.shape)}; expected {expected}. "
                 "These weights belong to another network: check model.name, model.width and method.affine."
             )

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from fedrbn.config import Experiment
+from fedrbn.errors import StorageError
 from fedrbn.report.records import Evaluation, FailureRecord, Record, Reproduced, RoundRecord, Stop, Verdict
-from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Member, Tensors
 
 

@@ -14,13 +14,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedrbn.config import Experiment
+from fedrbn.errors import StorageError
 from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.report import comparison, one_run, reproduced
 from fedrbn.report.gather import Run, find, read_result, read_run
 from fedrbn.report.one_run import Extras, RunView
 from fedrbn.report.recomputed import checklist, donations
 from fedrbn.report.sample_sheet import contact_sheet
-from fedrbn.runs.directory import StorageError
 from fedrbn.runs.load import Trained, load
 
 MOST_SHEETS = 4

@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from fedrbn import config
-from fedrbn.config import ConfigError
 from fedrbn.cost.count import cost
+from fedrbn.errors import ConfigError
 from fedrbn.reproduce import declarations, experiment_cells
 from fedrbn.reproduce.declarations import Declaration, Part
 from fedrbn.reproduce.experiment_cells import Threat

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from fedrbn.config import ConfigError
+from fedrbn.errors import ConfigError
 
 SECTIONS = ("data", "federation", "model", "train", "method")
 """The sections of an experiment that a declaration may set; attack and seed come from the command line."""

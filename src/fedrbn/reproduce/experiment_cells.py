@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from fedrbn import config
 from fedrbn.attacks import PGD
-from fedrbn.config import ConfigError, Experiment, MethodConfig
+from fedrbn.config import Experiment, MethodConfig
 from fedrbn.data import AVAILABLE
+from fedrbn.errors import ConfigError
 from fedrbn.federated.options import named, options, resolved
 from fedrbn.reproduce.declarations import Column, Declaration, Part, Row
 from fedrbn.reproduce.scales import Scale, scaled, with_changes

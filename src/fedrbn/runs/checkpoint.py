@@ -12,9 +12,10 @@ import safetensors.torch
 from torch import Tensor
 
 from fedrbn.config import Experiment, from_values
+from fedrbn.errors import StorageError
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.training.memory import Memory
-from fedrbn.files import Folder, StorageError
+from fedrbn.files import Folder
 from fedrbn.nets.state import digest
 
 FORMAT = "fedrbn-state/2"

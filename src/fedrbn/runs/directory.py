@@ -32,10 +32,11 @@ import safetensors.torch
 from torch import Tensor
 
 from fedrbn import config
-from fedrbn.config import ConfigError, Experiment
+from fedrbn.config import Experiment
+from fedrbn.errors import ConfigError, StorageError
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.training.memory import remembered
-from fedrbn.files import MOST_SETTINGS, Folder, StorageError, cannot_write, write_atomically
+from fedrbn.files import MOST_SETTINGS, Folder, cannot_write, write_atomically
 from fedrbn.runs.checkpoint import Best, Checkpoint, DamagedError, encode
 from fedrbn.runs.checkpoint import read as read_checkpoint
 from fedrbn.types import Member, Role

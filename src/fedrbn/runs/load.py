@@ -11,6 +11,7 @@ from torch import nn
 from fedrbn.attacks import from_config
 from fedrbn.config import Experiment, plugins
 from fedrbn.data.samples import Client
+from fedrbn.errors import StorageError
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.aggregation.mean import Contribution, mean
 from fedrbn.federated.assemble import build_network
@@ -20,7 +21,7 @@ from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import Plan
 from fedrbn.nets.dual_bn import DualNet, plain
 from fedrbn.nets.state import load as load_tensors
-from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Branch, Member, Role, Tensors
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.errors import StorageError
+from fedrbn.runs.directory import RunDirectory
 
 
 class _Attack(BaseModel):

@@ -10,7 +10,8 @@ from typing import Any
 
 from fedrbn import config
 from fedrbn.attacks import PGD
-from fedrbn.config import ConfigError, Experiment, MethodConfig
+from fedrbn.config import Experiment, MethodConfig
+from fedrbn.errors import ConfigError
 from fedrbn.federated.methods import METHODS
 from fedrbn.federated.options import options, resolved
 from fedrbn.runs.train import Watcher, resume, run

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fedrbn.errors import TrackingError
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.protocol import Result
 from fedrbn.files import Folder
@@ -15,10 +16,6 @@ from fedrbn.types import Role
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-
-class TrackingError(ValueError):
-    """What is needed for tracking is not installed; the message says how to get it."""
 
 
 class Watchers:

@@ -13,6 +13,7 @@ from torch import nn
 from fedrbn.config import Experiment
 from fedrbn.cost.count import cost_of
 from fedrbn.data.samples import DataSet, Federation
+from fedrbn.errors import StorageError
 from fedrbn.evaluation.accuracy import Accuracy, deployment_name
 from fedrbn.evaluation.protocol import EvaluationSettings, ask_all, evaluate_clients, main_label, origin_of
 from fedrbn.evaluation.summary import validation_summary
@@ -25,7 +26,7 @@ from fedrbn.federated.uploads.collection import TooFewClientsError, listed
 from fedrbn.federated.uploads.validation import malformed
 from fedrbn.hardware import one_thread
 from fedrbn.runs.checkpoint import Best, Checkpoint
-from fedrbn.runs.directory import RunDirectory, StorageError
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.records import evaluations
 from fedrbn.types import Member, Role
 

@@ -14,6 +14,8 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrbn.errors import DataError
+
 MEGABYTE = 2**20
 MOST_BYTES = 1024 * MEGABYTE
 """The most a file may hold once it is decompressed: a small file can unpack to terabytes."""
@@ -63,7 +65,7 @@ def read_bounded(stream: IO[bytes], limit: int, name: str) -> bytes:
     """All that is left of a stream, unless that is more than `limit` bytes."""
     content = stream.read(limit + 1)
     if len(content) > limit:
-        raise ValueError(
+        raise DataError(
             f"got {name}, which holds more than {limit:,} bytes; expected at most that. It is not the published "
             "file: download it again."
         )
@@ -97,7 +99,7 @@ def find(folder: Path, *names: str) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise ValueError(
+    raise DataError(
         f"got {folder} without {' or '.join(names)}; expected the published files in it. `fedrbn data prepare --where` "
         "says what to download."
     )
@@ -109,7 +111,7 @@ def image_content(path: Path) -> bytes:
         with path.open("rb") as file:
             return read_bounded(file, MOST_IMAGE_BYTES, path.name)
     except FileNotFoundError:
-        raise ValueError(
+        raise DataError(
             f"got no file {path.parent.name}/{path.name}; expected it, because it is listed. Unpack the archive again."
         ) from None
     except OSError as error:
@@ -141,12 +143,12 @@ def checked_digits(
     """Images with as many labels, each a digit."""
     numbers = np.asarray(labels)
     if not len(images) or numbers.shape != (len(images),):
-        raise ValueError(
+        raise DataError(
             f"got {len(images):,} images and {numbers.size:,} labels in {name}; expected one label for each of at "
             "least one image. Take both from the same download."
         )
     if not ((numbers >= 0) & (numbers <= 9) & (numbers == np.floor(numbers))).all():
-        raise ValueError(
+        raise DataError(
             f"got labels {np.unique(numbers)[:12]} in {name}; expected the digits 0 to 9. Download it again."
         )
     return images, numbers.astype(np.uint8)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrbn.data.raw.files import RawDigits, checked_digits, content_of, file_source, find
+from fedrbn.errors import DataError
 
 _UNSIGNED_BYTE = 8
 _PARTS = {"train": "train", "test": "t10k"}
@@ -40,17 +41,17 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     header = 4 + 4 * dimensions
     expected = struct.pack(">HBB", 0, _UNSIGNED_BYTE, dimensions)
     if content[:4] != expected or len(content) < header:
-        raise ValueError(
+        raise DataError(
             f"got {path.name}, which starts with {content[:4].hex() or 'nothing'}; expected {expected.hex()}: an idx "
             f"file of unsigned bytes with {dimensions} dimension(s). Images and labels may be swapped, or it is "
             "another file: download it again."
         )
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) - header != math.prod(shape):
-        raise ValueError(
+        raise DataError(
             f"got {path.name} with {len(content) - header:,} bytes of data; expected {math.prod(shape):,}, because its "
             f"dimensions are {' x '.join(map(str, shape))}. Download it again."
         )
     if 0 in shape:
-        raise ValueError(f"got {path.name} with dimensions {shape}; expected none of them 0. Download it again.")
+        raise DataError(f"got {path.name} with dimensions {shape}; expected none of them 0. Download it again.")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrbn.data.raw.files import MOST_BYTES, RawDigits, broken, checked_digits, content_of, file_source, find
+from fedrbn.errors import DataError
 
 _HEADER = 128
 _MATRIX, _COMPRESSED = 14, 15
@@ -37,13 +38,13 @@ def read_svhn(folder: Path) -> RawDigits:
 def _digits(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     arrays = read_mat(path)
     if not {"X", "y"} <= arrays.keys():
-        raise ValueError(
+        raise DataError(
             f"got {path.name} with the arrays {sorted(arrays)}; expected X and y. Download the cropped digits "
             "(format 2) of SVHN, not the full numbers."
         )
     images, labels = arrays["X"], arrays["y"].reshape(-1)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[:3] != (32, 32, 3):
-        raise ValueError(
+        raise DataError(
             f"got {path.name} with X of {images.dtype} and shape {images.shape}; expected uint8 (32, 32, 3, n). "
             "Download it again."
         )
@@ -56,7 +57,7 @@ def read_mat(path: Path) -> dict[str, NDArray[Any]]:
     content = content_of(path)
     order = {b"IM": "<", b"MI": ">"}.get(content[126:_HEADER])
     if order is None or not content.startswith(b"MATLAB 5.0"):
-        raise ValueError(
+        raise DataError(
             f"got {path.name}, which is no MATLAB version 5 file; expected one. Download it again (files saved with "
             "-v7.3 must be saved with -v7)."
         )
@@ -78,7 +79,7 @@ def _matrices(content: memoryview, order: str, name: str) -> Iterator[memoryview
             unpack = zlib.decompressobj()
             inflated = memoryview(unpack.decompress(data, left + 1))
             if len(inflated) > left:
-                raise ValueError(
+                raise DataError(
                     f"got {name}, whose arrays unpack to more than {MOST_BYTES:,} bytes; expected at most that. It is "
                     "not the published file: download it again."
                 )

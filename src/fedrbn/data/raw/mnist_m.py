@@ -20,6 +20,7 @@ from fedrbn.data.raw.files import (
     image_content,
 )
 from fedrbn.data.sets.folder import decode
+from fedrbn.errors import DataError
 
 _MOST_TEXT = 64 * MEGABYTE
 
@@ -49,7 +50,7 @@ def read_labels(path: Path) -> tuple[list[str], list[int]]:
         # A name is one file in its folder: never a way out of it.
         plain = name.endswith(".png") and name == Path(name).name and name.isprintable()
         if not plain or label not in set("0123456789"):
-            raise ValueError(
+            raise DataError(
                 f"got line {number} of {path.name}: {line[:60]!r}; expected a file name such as 00000000.png, a space "
                 "and a digit. Unpack the archive again."
             )
@@ -64,7 +65,7 @@ def _stacked(contents: list[bytes], names: list[str]) -> NDArray[np.uint8]:
         return np.empty((0, 32, 32, 3), np.uint8)
     first = decode(contents[0], names[0], None)
     if len(contents) * first.size > MOST_BYTES:
-        raise ValueError(
+        raise DataError(
             f"got {len(contents):,} images of {first.shape[1]} x {first.shape[0]}; expected at most {MOST_BYTES:,} "
             "bytes of pixels. MNIST-M has 68,002 images of 32 x 32: unpack the archive again."
         )
@@ -72,7 +73,7 @@ def _stacked(contents: list[bytes], names: list[str]) -> NDArray[np.uint8]:
     for row, (content, name) in enumerate(zip(contents, names, strict=True)):
         image = decode(content, name, None)
         if image.shape != first.shape:
-            raise ValueError(
+            raise DataError(
                 f"got {name} of {image.shape[1]} x {image.shape[0]} pixels; expected {first.shape[1]} x "
                 f"{first.shape[0]}, as {names[0]} has. Unpack the archive again."
             )

@@ -24,6 +24,7 @@ from fedrbn.data.raw.files import (
     read_bounded,
 )
 from fedrbn.data.sets.folder import SUFFIXES, image_files, subfolders
+from fedrbn.errors import DataError
 
 MOST_DOMAIN_BYTES = 4096 * MEGABYTE
 """The most that the kept files of one domain may hold together."""
@@ -43,7 +44,7 @@ def read_office(folder: Path) -> list[RawPhotographs]:
         names = ("caltech10", "caltech") if domain == "caltech" else (domain,)
         place = next((folder / name for name in names if (folder / name).is_dir()), None)
         if place is None:
-            raise ValueError(
+            raise DataError(
                 f"got {folder} without the folder {' or '.join(names)}; expected the four domains "
                 f"{', '.join(OFFICE_DOMAINS)}, each with class folders. `fedrbn data prepare --where` says more."
             )
@@ -51,7 +52,7 @@ def read_office(folder: Path) -> list[RawPhotographs]:
     classes = {raw.domain: sorted({photo.class_name for photo in raw.photographs}) for raw in found}
     for domain, names_ in classes.items():
         if names_ != classes["amazon"] or len(names_) != OFFICE_CLASSES:
-            raise ValueError(
+            raise DataError(
                 f"got {len(names_)} classes with images in {domain} ({', '.join(names_[:12])}); expected the same "
                 f"{OFFICE_CLASSES} in all four domains. Remove or rename the folders of other classes."
             )
@@ -69,7 +70,7 @@ def read_domainnet(source: Path) -> list[RawPhotographs]:
             if archive.is_file() or unpacked.is_dir():
                 places[domain] = archive if archive.is_file() else unpacked
     if not places or not places.keys() <= set(DOMAINNET_DOMAINS):
-        raise ValueError(
+        raise DataError(
             f"got {source} without any of {', '.join(f'{domain}.zip' for domain in DOMAINNET_DOMAINS)}; expected one "
             "of them, or a folder that holds some. `fedrbn data prepare --where` says what to download."
         )
@@ -81,11 +82,11 @@ def _domainnet_domain(domain: str, place: Path) -> RawPhotographs:
     raw = _read_folder(domain, place, DOMAINNET_CLASSES, parts) if place.is_dir() else _read_zip(domain, place, parts)
     for name in DOMAINNET_CLASSES:
         if not any(photo.class_name == name for photo in raw.photographs):
-            raise ValueError(
+            raise DataError(
                 f"got {place.name} without images of class {name}; expected {domain}/{name}/*.jpg. Download it again."
             )
     if parts is not None and (missing := parts.keys() - {f"{p.class_name}/{p.file_name}" for p in raw.photographs}):
-        raise ValueError(
+        raise DataError(
             f"got {place.name} without {len(missing):,} of the files that {domain}_train.txt and {domain}_test.txt "
             f"list, such as {min(missing)}; expected all. Take the zip and the lists of the same version (cleaned or "
             "not), or remove the lists."
@@ -99,7 +100,7 @@ def read_parts(folder: Path, domain: str) -> dict[str, bool] | None:
     lists = {test: folder / f"{domain}_{part}.txt" for part, test in (("train", False), ("test", True))}
     there = [path for path in lists.values() if path.is_file()]
     if len(there) == 1:
-        raise ValueError(
+        raise DataError(
             f"got {there[0].name} alone; expected {domain}_train.txt and {domain}_test.txt. Add the other, or remove "
             "it to have each class split 80/20."
         )
@@ -111,12 +112,12 @@ def read_parts(folder: Path, domain: str) -> dict[str, bool] | None:
             name, _, label = line.decode("utf-8", errors="replace").strip().rpartition(" ")
             steps = name.split("/")
             if len(steps) != _PATH_PARTS or steps[0] != domain or not label.isdecimal():
-                raise ValueError(
+                raise DataError(
                     f"got line {number} of {path.name}: {line[:80]!r}; expected {domain}/<class>/<file> and a number. "
                     "Download it again."
                 )
             if steps[1] in DOMAINNET_CLASSES and parts.setdefault("/".join(steps[1:]), test) is not test:
-                raise ValueError(
+                raise DataError(
                     f"got {name} in both {domain}_train.txt and {domain}_test.txt; expected it in one. Download the "
                     "lists again."
                 )
@@ -162,7 +163,7 @@ def _members(archive: zipfile.ZipFile, domain: str) -> Iterator[zipfile.ZipInfo]
 
 def _member_content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{member.filename} is compressed by method {member.compress_type}")
+        raise DataError(f"{member.filename} is compressed by method {member.compress_type}")
     with archive.open(member) as stream:
         return read_bounded(stream, MOST_IMAGE_BYTES, member.filename)
 
@@ -175,5 +176,5 @@ def _kept(contents: Iterator[tuple[str, str, bytes]], parts: dict[str, bool] | N
             continue
         size += len(content)
         if size > MOST_DOMAIN_BYTES:
-            raise ValueError(f"got more than {MOST_DOMAIN_BYTES:,} bytes of images in {name}; expected at most that.")
+            raise DataError(f"got more than {MOST_DOMAIN_BYTES:,} bytes of images in {name}; expected at most that.")
         yield Photograph(content, class_name, file_name, None if parts is None else parts[f"{class_name}/{file_name}"])

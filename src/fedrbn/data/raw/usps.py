@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrbn.data.raw.files import MEGABYTE, RawDigits, broken, checked_digits, content_of, file_source, find
+from fedrbn.errors import DataError
 
 SIDE = 16
 _PIXELS = SIDE * SIDE
@@ -30,7 +31,7 @@ def read_libsvm(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Lines `label index:value …` with labels 1 to 10 for the digits 0 to 9, and values in [-1, 1]."""
     lines = content_of(path, _MOST_TEXT).splitlines()
     if len(lines) > _MOST_ROWS:
-        raise ValueError(f"got {path.name} with {len(lines):,} lines; expected at most {_MOST_ROWS:,}.")
+        raise DataError(f"got {path.name} with {len(lines):,} lines; expected at most {_MOST_ROWS:,}.")
     values, labels = np.zeros((len(lines), _PIXELS)), np.zeros(len(lines))
     for row, line in enumerate(lines):
         try:
@@ -58,7 +59,7 @@ def _wrong_line(path: Path, row: int, line: bytes) -> ValueError:
 def _bytes(values: NDArray[np.floating[Any]], path: Path) -> NDArray[np.uint8]:
     """Brightness in [0, 1], [n, 256], as pixels: floor(255 v), the rule by which FedBN's USPS was made."""
     if not ((values >= 0) & (values <= 1)).all():  # NaN is neither
-        raise ValueError(
+        raise DataError(
             f"got values from {values.min():g} to {values.max():g} in {path.name} (brought to [0, 1]); expected none "
             "outside, and no NaN. Download it again."
         )
@@ -70,7 +71,7 @@ def _read_hdf5(path: Path) -> RawDigits:
     try:
         h5py = importlib.import_module("h5py")
     except ImportError:
-        raise ValueError(
+        raise DataError(
             f"got {path.name}, an HDF5 file; expected the package h5py to read it with. Install it (pip install h5py), "
             "or use usps.bz2 and usps.t.bz2, which need no package."
         ) from None
@@ -94,7 +95,7 @@ def _dataset(file: Any, name: str, row: tuple[int, ...], path: Path) -> NDArray[
     dataset = file[name]
     own = dataset.file == file and dataset.external is None and not dataset.is_virtual
     if not own or dataset.dtype.kind not in "fiu" or dataset.shape[1:] != row or not 0 < dataset.shape[0] <= _MOST_ROWS:
-        raise ValueError(
+        raise DataError(
             f"got {name} of {dataset.dtype} and shape {dataset.shape} in {path.name}; expected numbers of shape "
             f"{('n', *row)}, stored in the file itself. Download it again."
         )

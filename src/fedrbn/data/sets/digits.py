@@ -18,6 +18,7 @@ from fedrbn.data.imaging import resized, resized_samples, to_channels_first
 from fedrbn.data.prepared import prepared_folder, read_archive
 from fedrbn.data.samples import DataSet, Domain, Samples
 from fedrbn.data.sets.synth_digits import LABEL, synth_digits
+from fedrbn.errors import DataError
 
 SIZE = 28
 DOMAINS = ("mnist", "svhn", "usps", "synthdigits", "mnist_m")
@@ -48,12 +49,12 @@ def _real(folder: Path, name: str, size: int) -> Domain:
 def _checked(path: Path, part: str, images: NDArray[Any], labels: NDArray[Any], size: int) -> Samples:
     grey_or_colour = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
     if images.dtype != np.uint8 or not grey_or_colour or not len(images):
-        raise ValueError(
+        raise DataError(
             f"got {part}_images of {images.dtype} and shape {images.shape} in {path}; expected uint8 pixels "
             "[n, height, width] or [n, height, width, 3] with n > 0. Prepare the file again."
         )
     if labels.dtype.kind not in "ui" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() > 9:
-        raise ValueError(
+        raise DataError(
             f"got {part}_labels of {labels.dtype}, shape {labels.shape} and values {np.unique(labels)[:12]} in {path}; "
             f"expected {len(images)} whole numbers from 0 to 9, one per image. Prepare the file again."
         )

@@ -22,6 +22,7 @@ from fedrbn.data.imaging import to_channels_first
 from fedrbn.data.memory_limit import empty_images
 from fedrbn.data.samples import DataSet, Domain, Samples
 from fedrbn.data.train_test import stratified
+from fedrbn.errors import DataError
 from fedrbn.hardware import cores
 
 SIZE = 256
@@ -77,7 +78,7 @@ def _only_errors() -> Iterator[None]:
 
 def _decoded(source: Path | bytes, name: str, size: int | None) -> NDArray[np.uint8]:
     if isinstance(source, Path) and not is_regular(source):
-        raise ValueError(f"got {name}, which is not a file; expected a JPEG or PNG. Remove or replace it.")
+        raise DataError(f"got {name}, which is not a file; expected a JPEG or PNG. Remove or replace it.")
     try:
         # Only these two decoders: a file is what its content says, and Pillow knows formats that run programs.
         file = source if isinstance(source, Path) else io.BytesIO(source)
@@ -90,9 +91,9 @@ def _decoded(source: Path | bytes, name: str, size: int | None) -> NDArray[np.ui
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(name, str(error)) from error
     except UnidentifiedImageError as error:
-        raise ValueError(f"got {name}, which is no JPEG or PNG; expected an image. Remove or replace it.") from error
+        raise DataError(f"got {name}, which is no JPEG or PNG; expected an image. Remove or replace it.") from error
     except Exception as error:  # Pillow's parsers let a broken file fail in many ways: SyntaxError, struct.error, …
-        raise ValueError(
+        raise DataError(
             f"got {name}, which cannot be decoded ({error}); expected a whole image. Replace it."
         ) from error
     return np.array(square)
@@ -140,7 +141,7 @@ def parts_of(root: Path) -> dict[Path, tuple[Path, ...]]:
     """For each domain below `root` the folders that hold its classes: train and test, or the domain's own."""
     domains = subfolders(root)
     if not domains:
-        raise ValueError(f"got {root} without folders; expected {_LAYOUT}.")
+        raise DataError(f"got {root} without folders; expected {_LAYOUT}.")
     return {
         domain: (domain / "train", domain / "test")
         if {path.name for path in subfolders(domain)} == {"train", "test"}
@@ -155,12 +156,12 @@ def _class_names(domains: dict[Path, tuple[Path, ...]]) -> tuple[str, ...]:
     every = sorted(set().union(*names.values()))
     for parent, found in names.items():
         if missing := [name for name in every if name not in found]:
-            raise ValueError(
+            raise DataError(
                 f"got {parent} without class folder {', '.join(missing)}; expected the same classes in every domain: "
                 f"{_LAYOUT}. Check the spelling, or make an empty folder for a class that this domain lacks."
             )
     if not every:
-        raise ValueError(f"got {next(iter(domains)).parent} without class folders; expected {_LAYOUT}.")
+        raise DataError(f"got {next(iter(domains)).parent} without class folders; expected {_LAYOUT}.")
     return tuple(every)
 
 
@@ -174,7 +175,7 @@ def _domain(parts: tuple[Path, ...], name: str, classes: tuple[str, ...], size: 
 def _samples(folder: Path, classes: tuple[str, ...], size: int) -> Samples:
     files = [(path, label) for label, name in enumerate(classes) for path in image_files(folder / name)]
     if not files:
-        raise ValueError(f"got no images below {folder}; expected {_LAYOUT}.")
+        raise DataError(f"got no images below {folder}; expected {_LAYOUT}.")
     images = decode_all(len(files), lambda row: (files[row][0], str(files[row][0])), size)
     return Samples(to_channels_first(images), torch.tensor([label for _, label in files]))
 
@@ -183,7 +184,7 @@ def split_domain(name: str, samples: Samples) -> Domain:
     """A domain whose images come without parts: 80/20 within each class."""
     train, test = stratified(samples.labels.numpy(), TEST_SHARE, SPLIT_SEED)
     if not len(test):
-        raise ValueError(
+        raise DataError(
             f"got one image per class in domain {name!r}; expected at least two of some class, to train and "
             "to test on. Add images, or give the parts yourself as train/ and test/ folders."
         )

@@ -19,6 +19,7 @@ from fedrbn.data.official import DOMAINNET_DOMAINS, OFFICE_DOMAINS
 from fedrbn.data.prepared import prepared_folder, read_archive
 from fedrbn.data.samples import DataSet, Domain, Samples
 from fedrbn.data.sets.folder import SIZE, decode_all, split_domain
+from fedrbn.errors import DataError
 
 _ARRAYS = ("jpeg_data", "offsets", "labels", "class_names")
 
@@ -40,7 +41,7 @@ def _photographs(
     archives = {domain: _archive(folder / f"{domain}.npz", arrays) for domain in domains}
     classes = {domain: tuple(str(label) for label in archive["class_names"]) for domain, archive in archives.items()}
     if len(set(classes.values())) > 1:
-        raise ValueError(f"got different class_names in {folder}: {classes}; expected the same. Prepare it again.")
+        raise DataError(f"got different class_names in {folder}: {classes}; expected the same. Prepare it again.")
     loaded = tuple(_domain(domain, archive, image_size or SIZE) for domain, archive in archives.items())
     return DataSet(name, loaded, classes[domains[0]], augment=True)
 
@@ -61,7 +62,7 @@ def _archive(path: Path, wanted: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     )
     if not well_formed:
         shapes = {key: f"{array.dtype}{list(array.shape)}" for key, array in arrays.items()}
-        raise ValueError(
+        raise DataError(
             f"got {path} with {shapes}; expected jpeg_data uint8[bytes], rising offsets int64[n + 1] from 0 to the "
             "number of bytes, labels uint8[n] that index class_names, test bool[n]. Prepare the file again."
         )

@@ -26,7 +26,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fedrbn.config import ConfigError
+from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.mean import Contribution, mean
 from fedrbn.federated.aggregation.order_statistics import trimmed_mean, weighted_median
 from fedrbn.federated.aggregation.spool import Group, Spool, spooled

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from fedrbn.config import ConfigError, Experiment, TrainConfig, plugins
+from fedrbn.config import Experiment, TrainConfig, plugins
+from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import Local
 from fedrbn.federated.aggregation.mean import Aggregate, mean
 from fedrbn.federated.aggregation.robust import CoordinateMedian, GeometricMedian, Krum, NormBound, TrimmedMean

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.mean import Contribution, mean
 from fedrbn.federated.aggregation.spool import spooled
 from fedrbn.types import Tensors
@@ -31,9 +32,9 @@ class Slack:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < 1:
-            raise ValueError(f"got slack {self.alpha}; expected a number from 0 (the plain mean) to below 1.")
+            raise ConfigError(f"got slack {self.alpha}; expected a number from 0 (the plain mean) to below 1.")
         if not 0 < self.share < 1:
-            raise ValueError(f"got slack share {self.share}; expected a part of the AT users, above 0 and below 1.")
+            raise ConfigError(f"got slack share {self.share}; expected a part of the AT users, above 0 and below 1.")
 
     def __call__(self, shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
         """See `Aggregate`."""

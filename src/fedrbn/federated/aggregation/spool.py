@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fedrbn.errors import StorageError
 from fedrbn.federated.aggregation.mean import Contribution
-from fedrbn.files import StorageError
 
 CHUNK = 1 << 22
 """Numbers held in memory at a time, over all clients together: 16 MB of float32."""

@@ -24,8 +24,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Generator
 
-from fedrbn.config import ConfigError, Experiment
+from fedrbn.config import Experiment
 from fedrbn.data.samples import Client, Samples
+from fedrbn.errors import ConfigError
 from fedrbn.federated.protocol import Execute, Job, Result, Round, Upload
 from fedrbn.nets.state import BNNames
 from fedrbn.randomness import generator

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.multiprocessing as mp
 
+from fedrbn.errors import FederationError
 from fedrbn.federated.executors.serial import ClientHost, perform
 from fedrbn.federated.executors.shared_memory import BorrowedBuffers, Returned, SharedBuffers, packed, share, unpacked
 from fedrbn.federated.protocol import Execute, Failure, Job, Result, Round
-from fedrbn.federated.uploads.collection import FederationError
 from fedrbn.hardware import keep_memory
 
 

@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from fedrbn.config import ConfigError, Experiment
+from fedrbn.config import Experiment
+from fedrbn.errors import ConfigError
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.server import Plan
 from fedrbn.types import Member

@@ -30,7 +30,8 @@ import torch
 from torch import Generator, Tensor
 
 from fedrbn import randomness
-from fedrbn.config import ConfigError, Experiment
+from fedrbn.config import Experiment
+from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.mean import Contribution, mean
 from fedrbn.federated.aggregation.robust import cut
 from fedrbn.federated.donors import BN_EPSILON

@@ -21,7 +21,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from fedrbn.config import ConfigError
+from fedrbn.errors import ConfigError
 from fedrbn.federated.objectives import Objective, evaluating
 from fedrbn.federated.training.sgd import Batch, Losses, trained
 from fedrbn.nets.dual_bn import DualNet

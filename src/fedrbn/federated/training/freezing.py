@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedrbn.config import ConfigError
+from fedrbn.errors import ConfigError
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
 
 

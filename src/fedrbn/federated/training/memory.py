@@ -18,7 +18,8 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 
-from fedrbn.files import Folder, StorageError
+from fedrbn.errors import StorageError
+from fedrbn.files import Folder
 from fedrbn.nets.state import digest
 from fedrbn.types import Tensors
 

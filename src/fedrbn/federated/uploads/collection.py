@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fedrbn.errors import FederationError, UploadError
 from fedrbn.federated.aggregation.mean import Contribution
 from fedrbn.federated.protocol import Failure, Result, Upload
-from fedrbn.federated.uploads.validation import Movement, UploadCheck, UploadError, malformed
+from fedrbn.federated.uploads.validation import Movement, UploadCheck, malformed
 from fedrbn.types import Role, Tensors
 
 _SHOWN = 3
-
-
-class FederationError(RuntimeError):
-    """The clients could not do their part, so the round could not be finished."""
 
 
 class TooFewClientsError(FederationError):

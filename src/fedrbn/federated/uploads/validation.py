@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedrbn.errors import UploadError
 from fedrbn.federated.aggregation.layout import Layout
 from fedrbn.federated.protocol import Answers, Failure, Upload
 from fedrbn.nets.dual_bn import DualNet
@@ -27,10 +28,6 @@ _MOST_ROUNDS = 2**31
 _MOST_SHOWN = 100
 """Characters of a wrong value in a message."""
 _DIVERGED = "The client's training has diverged: lower train.lr, or look at its data."
-
-
-class UploadError(ValueError):
-    """An upload that cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
