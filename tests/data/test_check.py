@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 
 import numpy as np
-import published
 import pytest
 import torch
 from PIL import Image
 
+from data import published
 from fedrbn.data import duplicates
 from fedrbn.data.check import check, check_folder, check_samples
 from fedrbn.data.duplicates import fingerprints, matches

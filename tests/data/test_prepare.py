@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import numpy as np
-import published
 import pytest
 import torch
 
+from data import published
 from fedrbn.data import load
 from fedrbn.data.official import DOMAINNET_CLASSES, DOMAINNET_DOMAINS, OFFICIAL
 from fedrbn.data.prepare import changed_files, prepare

@@ -13,10 +13,10 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import published
 import pytest
 from scipy.io import loadmat, savemat
 
+from data import published
 from fedrbn.data.raw import files, mat, photographs, usps
 from fedrbn.data.raw.files import RawDigits, content_of
 from fedrbn.data.raw.idx import read_idx, read_mnist

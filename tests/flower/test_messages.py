@@ -15,14 +15,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fedrbn.attacks import Untargeted, attack_named, from_config
 from fedrbn.config import AttackConfig
 from fedrbn.errors import MessageError
-from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy, Question
+from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy
 from fedrbn.evaluation.diagnosis import Diagnosis
 from fedrbn.federated.aggregation.layout import Local, layout
 from fedrbn.federated.assemble import build_network
 from fedrbn.federated.methods import METHODS
 from fedrbn.federated.objectives import OneStep
 from fedrbn.federated.options import configure, resolved
-from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Result, Round, Train, Upload
+from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Question, Result, Round, Train, Upload
 from fedrbn.flower import wire
 from fedrbn.flower.in_process import InProcessGrid, travelled
 from fedrbn.flower.instructions import EvaluateOrder, Setup, TrainOrder, Transport, method_of, setup_for

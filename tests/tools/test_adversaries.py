@@ -14,7 +14,7 @@ import pytest
 
 from fedrbn.federated.options import resolved
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,14 @@ from statistics import NormalDist
 import pytest
 from opacus.accountants import RDPAccountant
 
+from federated.tiny import clients, network, plan
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, make
 from fedrbn.federated.assemble import assemble
 from fedrbn.federated.methods import fedrbn
-from fedrbn.federated.privacy.accountant import ORDERS, epsilon, facts, spending
+from fedrbn.federated.privacy.accountant import ORDERS, epsilon, privacy_record, spending
 from fedrbn.federated.server import federate, initial_state
 from fedrbn.types import Role
-
-from .tiny import clients, network, plan
 
 DELTA = 1e-5
 
@@ -98,11 +97,11 @@ def test_records_and_messages_say_what_is_spent() -> None:
     experiment = make({"privacy": {"statistics_noise": 4.0, "delta": 1e-6}})
     method = fedrbn(PGD())
     todo = plan(method, method.network(network()), list(clients((Role.AT, 12)).values()), rounds=30)
-    record = facts(experiment, todo)["privacy"]
+    record = privacy_record(experiment, todo)["privacy"]
     assert record["delta"] == 1e-6
     assert record["releases"] == [{"what": "statistics", "noise_multiplier": 4.0, "times": 30}]
     assert str(spending(experiment, todo, 30)).startswith(f"({record['epsilon']:.4g}, 1e-06)-differential privacy")
-    assert facts(make({}), todo) == {}
+    assert privacy_record(make({}), todo) == {}
 
 
 def test_without_opacus_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +135,6 @@ def test_an_assembled_experiment_hands_privacy_to_its_clients() -> None:
             ((after, _),) = federate(start, assembly.plan, execute)
         names = [name for layer in assembly.plan.names.batch_norms for name in layer.statistics]
         moved[name] = max((after.personal["plain-0"][n] - start.personal["plain-0"][n]).abs().max() for n in names)
-        assert ("privacy" in facts(assembly.experiment, assembly.plan)) == bool(privacy)
+        assert ("privacy" in privacy_record(assembly.experiment, assembly.plan)) == bool(privacy)
     assert moved["open"] > 1e-2
     assert moved["private"] < 1e-5

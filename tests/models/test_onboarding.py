@@ -21,7 +21,7 @@ from fedrbn.errors import OnboardingError
 from fedrbn.federated import assemble
 from fedrbn.federated.propagation import propagate
 from fedrbn.models import model_file
-from fedrbn.models.newcomer_data import arrival, some
+from fedrbn.models.newcomer_data import newcomer_data, some
 from fedrbn.models.onboarding import calibrate, compare, measure_clean_statistics, onboard
 from fedrbn.nets.dual_bn import dual
 from fedrbn.nets.state import tensors
@@ -137,7 +137,7 @@ def test_comparison_with_participants_of_the_domain(federation: Trained, digits:
 
 
 def test_images_of_participants_are_left_out(federation: Trained, digits: DataSet) -> None:
-    found = arrival(federation, "digits-mini", "pen")
+    found = newcomer_data(federation, "digits-mini", "pen")
     assembled = assemble.assemble(federation.experiment)
     used = [c for c in assembled.federation.clients if c.domain == "pen"]
     held = {image.numpy().tobytes() for c in used for part in (c.train, c.validation) for image in part.images}
@@ -149,7 +149,7 @@ def test_images_of_participants_are_left_out(federation: Trained, digits: DataSe
 def test_a_folder_of_unlabelled_images(federation: Trained, tmp_path: Path) -> None:
     for number in range(3):
         Image.fromarray(np.full((10, 10, 3), 40 * number, dtype=np.uint8)).save(tmp_path / f"{number}.png")
-    found = arrival(federation, str(tmp_path))
+    found = newcomer_data(federation, str(tmp_path))
     assert found.images[:, 0, 0, 0].tolist() == [0, 40, 80]
     assert found.images.shape == (3, 3, 28, 28)
     assert found.labelled is None
@@ -161,9 +161,9 @@ def test_refusals(federation: Trained, digits: DataSet) -> None:
     with pytest.raises(OnboardingError, match=r"shape \(1, 3, 28, 28\); expected at least 2"):
         onboard(federation, images[:1])
     with pytest.raises(OnboardingError, match="expected one of plain, pen"):
-        arrival(federation, "digits-mini")
+        newcomer_data(federation, "digits-mini")
     with pytest.raises(ValueError, match="Did you mean 'street'"):
-        arrival(federation, "digits-mini", "stret")
+        newcomer_data(federation, "digits-mini", "stret")
     newcomer = replace(onboard(federation, images[:64]), branch=Branch.CLEAN, donors={})
     with pytest.raises(OnboardingError, match="0 donors"):
         calibrate(federation, newcomer, digits.domains[0].train, steps=1)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from federated.tiny import clients, network, plan
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, make
 from fedrbn.federated.aggregation.layout import layout
@@ -28,8 +29,6 @@ from fedrbn.federated.protocol import Round, Train, Upload
 from fedrbn.federated.server import federate, initial_state
 from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Role, Tensors
-
-from .tiny import clients, network, plan
 
 METHOD = fedrbn(PGD(steps=1))
 HARDLY = 1e-9

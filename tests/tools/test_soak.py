@@ -7,7 +7,7 @@ from pathlib import Path
 
 from soak.table import BEGIN, END, document, piece
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PIECE = {
     "section": "Faults",
     "made_by": "make soak",

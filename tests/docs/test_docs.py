@@ -9,7 +9,7 @@ import pytest
 
 from fedrbn.cli.settings import markdown_page
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_of_settings_is_up_to_date() -> None:

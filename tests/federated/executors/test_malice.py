@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from federated.tiny import clients, network, plan
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, make
 from fedrbn.federated.aggregation.layout import layout
@@ -29,8 +30,6 @@ from fedrbn.federated.protocol import Job, Result, Round, Train, Upload
 from fedrbn.federated.server import federate, initial_state
 from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Member, Role
-
-from .tiny import clients, network, plan
 
 ROUND = Round(0, 1, fedrbn(PGD()), {"w": torch.tensor([1.0, 2.0])}, 0.1, 32, 1)
 UPLOAD = Upload(

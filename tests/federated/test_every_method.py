@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fedrbn.federated.affine
 import pytest
 import torch
 
 import fedrbn
+import fedrbn.federated.training.affine
 from fedrbn.config import ConfigError, Experiment
 from fedrbn.errors import FederationError
 from fedrbn.federated.assemble import assemble
@@ -18,7 +18,7 @@ from fedrbn.federated.methods import METHODS
 from fedrbn.federated.protocol import Result
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Role
-from test_runs import Noting, assert_same_run
+from runs.test_train import Noting, assert_same_run
 
 Make = Callable[..., Experiment]
 SMALL: dict[str, dict[str, Any]] = {
@@ -150,7 +150,7 @@ def test_fedrob_refuses_large_images_before_a_directory_is_made(
     tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2352² numbers of 4 bytes; with less memory to spare 28 pixels are large."""
-    monkeypatch.setattr(fedrbn.federated.affine, "LARGEST", 2**20)
+    monkeypatch.setattr(fedrbn.federated.training.affine, "LARGEST", 2**20)
     with pytest.raises(ConfigError, match=r"method 'fedrob'.* need 22,127,616 bytes .* data.image_size to \d+ or less"):
         fedrbn.run(small(tiny, "fedrob"), tmp_path / "run")
     assert not (tmp_path / "run").exists()

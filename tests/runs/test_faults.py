@@ -22,7 +22,7 @@ from fedrbn.nets import build
 from fedrbn.runs import train as runs
 from fedrbn.runs.directory import RunDirectory, StorageWarning
 from fedrbn.runs.display import Display
-from test_runs import Noting, assert_same_run
+from runs.test_train import Noting, assert_same_run
 
 Make = Callable[..., Experiment]
 
