@@ -36,7 +36,7 @@ from fedrbn.federated.executors.serial import ClientHost
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.objectives import Objective
 from fedrbn.federated.protocol import Evaluate
-from fedrbn.federated.server import Plan, federate, initial_state
+from fedrbn.federated.server import Plan, federate, initial_state, round_of
 from fedrbn.federated.training.sgd import Batch, Sgd
 from fedrbn.hardware import cores
 from fedrbn.nets import build
@@ -180,7 +180,7 @@ def our_workers(precision: torch.dtype | None = None) -> Iterator[Ours]:
     with processes(site, WORKERS) as execute:
         state = initial_state(net, plan)
         hello = [Evaluate(m.id, state.personal[m.id], "test", (), limit=1) for m in members[:WORKERS]]
-        list(execute(plan.round(state), hello))
+        list(execute(round_of(state, plan), hello))
         waited = time.perf_counter() - started
         rounds = federate(state, plan, execute)
         spent: list[float] = []

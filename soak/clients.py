@@ -17,7 +17,7 @@ import torch
 from fedrbn.config import FaultsConfig
 from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.federated.protocol import Execute, Failure, Job, Result, Round, ServerState, Upload
-from fedrbn.federated.server import Plan, RoundReport, federate, initial_state
+from fedrbn.federated.server import Plan, RoundReport, federate, initial_state, round_of
 from fedrbn.types import Tensors
 from soak.kills import Data
 from soak.setting import LostError, Row, experiment
@@ -78,7 +78,7 @@ def rows(data: Data, tries: int, kills: int, random: np.random.Generator) -> lis
     plan, start = assembly.plan, initial_state(assembly.net, assembly.plan)
     with assembly.executor() as execute:
         state, _ = next(federate(start, plan, execute))
-        sent = [result for result in execute(plan.round(state), _jobs(plan, state)) if isinstance(result, Upload)]
+        sent = [result for result in execute(round_of(state, plan), _jobs(plan, state)) if isinstance(result, Upload)]
     found = [_changed(name, change, plan, state, sent, tries, random) for name, change in CHANGES.items()]
     found.append(_twice(plan, state, sent, tries, random))
     found.append(_killed_workers(assembly, state, sent, kills, random))

@@ -38,7 +38,7 @@ from fedrbn.federated.methods import METHODS
 from fedrbn.federated.objectives import Calibrated, Standard
 from fedrbn.federated.options import configure
 from fedrbn.federated.protocol import Train, Upload
-from fedrbn.federated.server import initial_state
+from fedrbn.federated.server import initial_state, round_of
 from fedrbn.nets.dual_bn import dual
 from fedrbn.nets.state import tensors
 from fedrbn.types import Role
@@ -192,7 +192,7 @@ def test_unequal_users_run_the_same_number_of_steps() -> None:
     plan = assembly((AT, 4), (ST, 20), (ST, 36), equal_sizes=False).plan
     assert [padded(plan, member) for member in plan.members] == [24, 24, 24]
     assert [seen(plan, member) for member in plan.members] == [3 * 4, 20, 3 * 8]
-    steps = plan.steps()
+    steps = plan.schedule.steps()
     assert steps is not None
     for member in plan.members:
         drawn = batches(member.samples, 8, steps, torch.Generator().manual_seed(0))
@@ -227,7 +227,7 @@ def test_bytes_are_those_of_the_messages(name: str, role: Role) -> None:
     state = initial_state(built.net, built.plan)
     job = Train("c0", role, state.personal["c0"], calibrate=False)
     with built.executor() as execute:
-        (upload,) = execute(built.plan.round(state), [job])
+        (upload,) = execute(round_of(state, built.plan), [job])
     assert isinstance(upload, Upload)
     assert traffic(built.net, built.plan.names, role) == Traffic(
         down=sum(tensor.nbytes for tensor in (state.shared | job.personal).values()),
@@ -269,7 +269,10 @@ def test_declared_sizes_give_the_federation_of_the_images(
     real, declared = assemble(experiment), without_images(experiment)
     assert declared.plan.members == real.plan.members
     assert declared.federation.image_shape == real.federation.image_shape
-    assert (declared.plan.participants, declared.plan.steps()) == (real.plan.participants, real.plan.steps())
+    assert (declared.plan.participants, declared.plan.schedule.steps()) == (
+        real.plan.participants,
+        real.plan.schedule.steps(),
+    )
     assert declared.federation.clients[0].train.images.is_meta
 
 
@@ -339,7 +342,7 @@ def test_a_run_of_free_at_at_the_papers_size(name: str, replays: int | None, rou
     method = {"name": name} | ({} if replays is None else {"replays": replays})
     experiment = config.make({"data": {"name": "digits"}, "federation": {"at": 1.0}, "method": method})
     built = without_images(experiment, scale="paper")
-    assert built.plan.rounds == rounds
+    assert built.plan.schedule.rounds == rounds
     total = cost_of(built)["macs_total"]["paper"]
     assert total == rounds * (replays or 4) * 50 * 128 * 3 * 47_910_656
     assert round(total / 1e12, 1) == printed

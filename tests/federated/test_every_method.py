@@ -15,6 +15,7 @@ from fedrbn.config import ConfigError, Experiment
 from fedrbn.errors import FederationError
 from fedrbn.federated.assemble import assemble
 from fedrbn.federated.methods import METHODS
+from fedrbn.federated.prediction import predicting_branch
 from fedrbn.federated.protocol import Result
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Role
@@ -138,7 +139,7 @@ def test_fatmeta_is_evaluated_after_one_step_on_the_clients_own_data(tiny: Make,
     for client in assemble(experiment).federation.clients:
         x, y = client.test.pixels(slice(None))
         member = trained.plan.members[trained.clients.index(client.id)]
-        branch = trained.plan.predicting_branch(trained.state, member)
+        branch = predicting_branch(trained.plan, trained.state, member)
         with torch.no_grad():
             right = trained.adapted(client)(x, branch).argmax(1) == y
             changed.append(not torch.equal(right, trained.dual_client(client.id)(x, branch).argmax(1) == y))

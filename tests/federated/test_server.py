@@ -17,8 +17,9 @@ from fedrbn.data.samples import Client
 from fedrbn.federated.aggregation.layout import Local
 from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import Method, fatavg, fatavg_dbn, fatbn, fedrbn
+from fedrbn.federated.prediction import predicting_branch, selecting_branch
 from fedrbn.federated.protocol import Evaluate, Execute, Job, Result, Round, ServerState, Train, Upload
-from fedrbn.federated.server import Plan, federate, initial_state, misfit
+from fedrbn.federated.server import Plan, donors, federate, initial_state, misfit
 from fedrbn.nets.dual_bn import Affine
 from fedrbn.nets.state import load
 from fedrbn.types import Branch, Member, Role, Tensors
@@ -192,9 +193,9 @@ def test_a_velocity_of_another_network_is_a_misfit() -> None:
 def test_the_branch_that_selects_is_the_one_that_predicts_unless_given(select: Branch | None) -> None:
     todo, (first, *_, last) = trained(replace(fedrbn(ATTACK), select=select), members(AT, ST))
     for member in todo.members:
-        assert todo.selecting_branch(first, member) is Branch.CLEAN, "nobody has a BN_a yet"
-        assert todo.selecting_branch(last, member) is (select or Branch.NOISED)
-        assert todo.predicting_branch(last, member) is Branch.NOISED
+        assert selecting_branch(todo, first, member) is Branch.CLEAN, "nobody has a BN_a yet"
+        assert selecting_branch(todo, last, member) is (select or Branch.NOISED)
+        assert predicting_branch(todo, last, member) is Branch.NOISED
     with pytest.raises(ConfigError, match="selected by BN_a"):
         replace(fatavg(ATTACK), select=Branch.NOISED)
 
@@ -252,14 +253,14 @@ def test_at_users_never_sampled_neither_donate_nor_predict_with_bn_a() -> None:
     todo = plan(method, place.net, list(who.values()), participants=1, rounds=1)
     todo = replace(todo, seed=sampling(todo, "c0"))
     first = initial_state(place.net, todo)
-    assert todo.donors(first) == []
+    assert donors(first, todo) == []
     state, report = next(federate(first, todo, serial(place)))
     assert list(report.clients) == ["c0"]
     assert state.reported == {"c0": 1}
-    assert todo.donors(state) == ["c0"]
+    assert donors(state, todo) == ["c0"]
     assert_equal(state.personal["c2"], state.personal["c0"], [MEAN_A])
     assert_equal(state.personal["c1"], first.personal["c1"])
-    branches = [todo.predicting_branch(state, member) for member in todo.members]
+    branches = [predicting_branch(todo, state, member) for member in todo.members]
     assert branches == [Branch.NOISED, Branch.CLEAN, Branch.NOISED]
 
 
@@ -337,9 +338,9 @@ def test_fedrbn_without_at_users_is_fatbn() -> None:
 def test_who_predicts_with_bn_a(method: Method, expected: list[Branch]) -> None:
     todo = plan(method, method.network(network()), list(members(AT, ST).values()))
     before = initial_state(method.network(network()), todo)
-    assert [todo.predicting_branch(before, member) for member in todo.members] == [Branch.CLEAN] * 2
+    assert [predicting_branch(todo, before, member) for member in todo.members] == [Branch.CLEAN] * 2
     after = replace(before, round=1, reported={"c0": 1, "c1": 1})
-    assert [todo.predicting_branch(after, member) for member in todo.members] == expected
+    assert [predicting_branch(todo, after, member) for member in todo.members] == expected
 
 
 def test_a_separate_affine_goes_with_the_statistics_when_local_and_through_the_mean_when_shared() -> None:

@@ -174,7 +174,7 @@ def try_introduction(records: RecordDict, folder: Path) -> str | None:
     members = counted([*HONEST, newcomer])
     assert members[-1].samples <= 2 * max(member.samples for member in HONEST)
     plan = build_plan(CHOSEN, METHOD, NET, members, equal_sizes=False)
-    assert (plan.steps() or 0) <= 2, "64 samples are two batches: what honest nodes are ordered"
+    assert (plan.schedule.steps() or 0) <= 2, "64 samples are two batches: what honest nodes are ordered"
     kept = {newcomer.id: wire.unpacked(records, "personal", PARTS.personal)} if said.finished is not None else {}
     state = welcomed(replace(initial_state(NET, plan), personal={}), plan, NET, kept)
     for layer in NAMES.batch_norms:

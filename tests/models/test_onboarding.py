@@ -19,7 +19,9 @@ from fedrbn.config import Experiment
 from fedrbn.data.samples import DataSet
 from fedrbn.errors import OnboardingError
 from fedrbn.federated import assemble
+from fedrbn.federated.donors import Guard
 from fedrbn.federated.propagation import propagate
+from fedrbn.federated.server import donors
 from fedrbn.models import model_file
 from fedrbn.models.newcomer_data import newcomer_data, some
 from fedrbn.models.onboarding import calibrate, compare, measure_clean_statistics, onboard
@@ -67,18 +69,38 @@ def test_momentum_is_put_back() -> None:
 def test_the_noised_branch_is_propagated_as_for_an_st_user(federation: Trained, digits: DataSet) -> None:
     newcomer = onboard(federation, digits.domains[1].train.images)
     plan, state = federation.plan, federation.state
-    donors = plan.donors(state)
+    givers = donors(state, plan)
     own = {name: value for name, value in tensors(newcomer.net).items() if name in plan.names.personal}
     assert plan.method.propagation is not None
-    expected = propagate({**state.personal, "x": own}, ["x"], donors, plan.names.batch_norms, plan.method.propagation)[
+    expected = propagate({**state.personal, "x": own}, ["x"], givers, plan.names.batch_norms, plan.method.propagation)[
         "x"
     ]
     assert expected
     assert all(torch.equal(own[name], value) for name, value in expected.items())
     assert newcomer.branch is Branch.NOISED
     assert newcomer.images == 8 * 64
-    assert list(newcomer.donors) == donors
+    assert list(newcomer.donors) == givers
     assert sum(newcomer.donors.values()) == pytest.approx(1)
+
+
+def test_printed_weights_are_those_used(federation: Trained, digits: DataSet) -> None:
+    """With a limit on donors: none weighs more than it, and Eq. 3 with the printed weights gives the estimate."""
+    propagation = federation.plan.method.propagation
+    assert propagation is not None
+    capped = replace(propagation, guard=Guard(cap=0.3))
+    limited = replace(
+        federation, plan=replace(federation.plan, method=replace(federation.plan.method, propagation=capped))
+    )
+    free = onboard(federation, digits.domains[1].train.images)
+    newcomer = onboard(limited, digits.domains[1].train.images)
+    assert max(free.donors.values()) > 0.31, "without a limit one donor has more"
+    assert max(newcomer.donors.values()) == pytest.approx(0.3)
+    own = tensors(newcomer.net)
+    for layer in limited.plan.names.batch_norms:
+        if layer.branch is Branch.NOISED:
+            for name in layer.statistics:
+                given = (weight * limited.state.personal[donor][name] for donor, weight in newcomer.donors.items())
+                torch.testing.assert_close(own[name], sum(given))
 
 
 def test_the_shared_weights_stay(federation: Trained, digits: DataSet) -> None:
@@ -89,7 +111,7 @@ def test_the_shared_weights_stay(federation: Trained, digits: DataSet) -> None:
 
 def test_average_takes_bn_a_over_at_users_only(federation: Trained) -> None:
     """All users have as much data here, so the mean over AT users is the plain mean."""
-    at = federation.plan.donors(federation.state)
+    at = donors(federation.state, federation.plan)
     name = next(names.mean for names in federation.plan.names.batch_norms if names.branch is Branch.NOISED)
     expected = torch.stack([federation.state.personal[client][name] for client in at]).mean(0)
     torch.testing.assert_close(tensors(federation.average())[name], expected)

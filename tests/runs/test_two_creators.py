@@ -31,7 +31,7 @@ def create(path: Path, seed: int, force: bool, ready: Any, told: Any) -> None:
 @pytest.mark.parametrize("force", [False, True], ids=["new", "with force"])
 def test_one_of_many_gets_the_directory(force: bool, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedrbn.runs.train.directory"])
+    context.set_forkserver_preload(["fedrbn.runs.directory"])
     for attempt in range(10):
         path = tmp_path / str(attempt)
         if force:

@@ -33,7 +33,8 @@ from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.executors.serial import ClientHost, serial
 from fedrbn.federated.objectives import Fractional, OneStep, Standard
 from fedrbn.federated.protocol import Failure, Round, Train
-from fedrbn.federated.server import Phase, Plan
+from fedrbn.federated.schedule import Phase
+from fedrbn.federated.server import Plan
 from fedrbn.federated.training.affine import AffineTraining
 from fedrbn.federated.training.free import Free
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
@@ -106,7 +107,7 @@ def per_epoch(plan: Plan, paper: Mapping[Role, int], actual: Mapping[Role, int])
 
 def _total(plan: Plan, paper: Mapping[Role, int], actual: Mapping[Role, int]) -> dict[str, int]:
     """Both counts of all rounds."""
-    epochs = [(member, _epochs(plan, phase, member)) for phase in plan.phases for member in plan.members]
+    epochs = [(member, _epochs(plan, phase, member)) for phase in plan.schedule.phases for member in plan.members]
     return {
         "paper": round(sum(paper[member.role] * padded(plan, member) * count for member, count in epochs)),
         "actual": round(sum(actual[member.role] * seen(plan, member) * count for member, count in epochs)),
@@ -244,13 +245,13 @@ def traffic(net: DualNet, names: Layout, role: Role) -> Traffic:
 
 def padded(plan: Plan, member: Member) -> int:
     """A user's images per epoch as the paper counts them: whole batches."""
-    size, fixed = plan.train.batch_size, plan.steps()
+    size, fixed = plan.train.batch_size, plan.schedule.steps()
     return math.ceil(member.samples / size) * size if fixed is None else fixed * size // plan.train.local_epochs
 
 
 def seen(plan: Plan, member: Member) -> float:
     """The images that a user really trains on in an epoch."""
-    fixed = plan.steps()
+    fixed = plan.schedule.steps()
     if fixed is None:
         return member.samples
     passes, rest = divmod(fixed, steps_per_epoch(member.samples, plan.train.batch_size))
@@ -263,7 +264,7 @@ def _epochs(plan: Plan, phase: Phase, member: Member) -> float:
     if phase.iterations is None:
         count: float = phase.rounds * plan.train.local_epochs
     else:
-        fixed = plan.steps()
+        fixed = plan.schedule.steps()
         usual = steps_per_epoch(member.samples, plan.train.batch_size)
         count = phase.iterations / (usual if fixed is None else fixed / plan.train.local_epochs)
     return count * _chance(plan, phase, member)
@@ -271,7 +272,7 @@ def _epochs(plan: Plan, phase: Phase, member: Member) -> float:
 
 def _turns(plan: Plan, member: Member) -> float:
     """The share of all rounds in which a member takes part."""
-    return sum(phase.rounds * _chance(plan, phase, member) for phase in plan.phases) / plan.rounds
+    return sum(phase.rounds * _chance(plan, phase, member) for phase in plan.schedule.phases) / plan.schedule.rounds
 
 
 def _chance(plan: Plan, phase: Phase, member: Member) -> float:

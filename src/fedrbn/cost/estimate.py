@@ -25,14 +25,14 @@ def estimate_seconds(assembly: Assembly, finished: int = 0) -> float:
     train = assembly.experiment.train
     training = sum(
         step[m.role] * (steps or train.local_epochs * steps_per_epoch(m.samples, train.batch_size))
-        for number in range(finished, assembly.plan.rounds)
-        for steps in (assembly.plan.steps(number),)
-        for m in assembly.plan.sample(number)
+        for number in range(finished, assembly.plan.schedule.rounds)
+        for steps in (assembly.plan.schedule.steps(number),)
+        for m in assembly.plan.schedule.sample(number)
     )
     clients = assembly.federation.clients
     validation = sum(len(c.validation) * (attack if c.role is Role.AT else image) for c in clients)
     evaluation = sum(len(c.test) for c in clients) * (attack + image) * len(assembly.plan.method.branches)
-    validations = math.ceil((assembly.plan.rounds - finished) / train.validate_every)
+    validations = math.ceil((assembly.plan.schedule.rounds - finished) / train.validate_every)
     return (training + validations * validation + evaluation) / assembly.workers
 
 

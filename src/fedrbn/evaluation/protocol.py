@@ -16,8 +16,10 @@ from fedrbn.evaluation.provenance import precision, versions
 from fedrbn.evaluation.summary import columns, summary
 from fedrbn.federated.assemble import PreparedExperiment
 from fedrbn.federated.executors import malice
+from fedrbn.federated.prediction import predicting_branch
 from fedrbn.federated.privacy import accountant
 from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, ServerState
+from fedrbn.federated.server import round_of
 from fedrbn.federated.uploads.collection import in_order
 from fedrbn.types import Member, Tensors
 
@@ -52,7 +54,7 @@ def evaluate_clients(
     if not attacks:
         attacks = {main_label(experiment): prepared.adversary}
     deployments: dict[str, Deployment] = {
-        member.id: settings.deployment or plan.predicting_branch(state, member) for member in plan.members
+        member.id: settings.deployment or predicting_branch(plan, state, member) for member in plan.members
     }
 
     def questions(member: Member) -> tuple[Question, ...]:
@@ -172,7 +174,7 @@ def ask_all(
     jobs = [Evaluate(client, state.personal[client], part, each, limit) for client, each in asked.items() if each]
     answers: list[Answers] = []
     missing: dict[str, str] = {}
-    round_ = prepared.plan.round(state)
+    round_ = round_of(state, prepared.plan)
     if not prepared.forgiving:  # the deadline is that of a training job; an evaluation takes as long as it takes
         round_ = replace(round_, deadline_seconds=None)
     for result in in_order(execute(round_, jobs), [job.client for job in jobs], state.round):

@@ -60,13 +60,14 @@ class Propagation:
         batch_norms: Sequence[BNNames],
         freshness: DonorFreshness = DonorFreshness(),  # noqa: B008  (it cannot be changed)
     ) -> Tensor:
-        """α, one row per receiver and one column per donor; rows sum to 1."""
+        """α within the limits of `guard`, one row per receiver and one column per donor; rows sum to 1."""
         if self.weighting is Weighting.UNIFORM:
             alpha = torch.full((len(receivers), len(donors)), 1 / len(donors), dtype=torch.float64)
         else:
             scores = similarity(personal, receivers, donors, batch_norms, freshness.untrained)
             alpha = softmax(scores, self.temperature)
-        return _faded(alpha, [freshness.fading.get(donor, 1.0) for donor in donors])
+        alpha = _faded(alpha, [freshness.fading.get(donor, 1.0) for donor in donors])
+        return self.guard.weights(alpha, personal, receivers, donors, batch_norms)
 
 
 def similarity(
@@ -131,7 +132,6 @@ def _estimated(
     freshness: DonorFreshness,
 ) -> dict[str, Tensors]:
     alpha = propagation.weights(personal, receivers, donors, batch_norms, freshness)
-    alpha = propagation.guard.weights(alpha, personal, receivers, donors, batch_norms)
     estimates: dict[str, Tensors] = {receiver: {} for receiver in receivers}
     for names in batch_norms:
         if names.branch is not Branch.NOISED:

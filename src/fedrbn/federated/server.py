@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from fedrbn.config import FaultsConfig, TrainConfig
 from fedrbn.errors import ConfigError
-from fedrbn.federated.aggregation.layout import Layout, Local
+from fedrbn.federated.aggregation.layout import Layout
 from fedrbn.federated.aggregation.mean import Aggregate, Contribution, carried, mean
-from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.methods import Method
 from fedrbn.federated.propagation import DonorFreshness, propagate
 from fedrbn.federated.protocol import Execute, Failure, Round, ServerState, Train
+from fedrbn.federated.schedule import Schedule
 from fedrbn.federated.uploads.collection import TooFewClientsError, UploadCollector
+from fedrbn.federated.uploads.quorum import shortage
 from fedrbn.federated.uploads.validation import Movement, UploadCheck, length, scratch
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.state import tensors
-from fedrbn.randomness import generator
-from fedrbn.types import Branch, Member, Role, Tensors
+from fedrbn.types import Member, Role, Tensors
 
 _FAINTEST = 1e-12
 """A donor is never forgotten altogether: where no other is left, its statistics are the best that there are."""
@@ -38,20 +39,6 @@ class RoundReport:
     failures: tuple[Failure, ...] = ()
     moved: dict[str, Movement] = field(default_factory=dict)
     """How far each client's update went, and in which layer most."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of rounds with the same participants; fine-tuning has two."""
-
-    start: int
-    rounds: int
-    roles: frozenset[Role] = frozenset(Role)
-    """Who takes part."""
-    iterations: int | None = None
-    """Steps that every client takes in all of the phase; None is whole rounds."""
-    freeze: int = 0
-    """So many of the network's first layers are left as they are."""
 
 
 @dataclass(frozen=True)
@@ -87,123 +74,10 @@ class Plan:
                 "AT users train first and ST users fine-tune what they trained. Change federation.at."
             )
 
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """All rounds: `train.rounds` of them, fewer with Free AT, whose rounds cost more; then fine-tuning, if any."""
-        first = Phase(0, math.ceil(self.train.rounds / self.method.replays))
-        tuning = self.method.fine_tuning
-        if tuning is None:
-            return (first,)
-        second = math.ceil(tuning.iterations / self._steps_per_round())
-        return (
-            replace(first, roles=frozenset({Role.AT})),
-            Phase(first.rounds, second, frozenset({Role.ST}), tuning.iterations, tuning.freeze),
-        )
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds there are."""
-        return sum(phase.rounds for phase in self.phases)
-
-    def phase(self, number: int) -> Phase:
-        """The phase of a round, counted from 0; after the last round it is the last phase."""
-        return [phase for phase in self.phases if phase.start <= number][-1]
-
-    def may_choose(self, finished: int) -> bool:
-        """Whether the state after so many rounds is one that validation may choose: any of the last phase."""
-        return finished > self.phases[-1].start
-
-    def lr(self, number: int) -> float:
-        """The learning rate of a round, counted from 0; a schedule starts anew in each phase."""
-        rate = self.method.rate or self.train.lr
-        if self.train.schedule == "constant":
-            return rate
-        phase = self.phase(number)
-        return rate * (1 + math.cos(math.pi * (number - phase.start) / phase.rounds)) / 2
-
-    def sample(self, number: int) -> list[Member]:
-        """The participants of a round, in the order of the members."""
-        members = [member for member in self.members if member.role in self.phase(number).roles]
-        if self.participants is None or self.participants >= len(members):
-            return members
-        random = generator(self.seed, "round", number, "participants")
-        chosen = torch.randperm(len(members), generator=random)[: self.participants]
-        return [members[i] for i in sorted(chosen.tolist())]
-
-    def steps(self, number: int = 0) -> int | None:
-        """The fixed number of iterations when sizes differ or iterations are counted; None means whole epochs."""
-        phase = self.phase(number)
-        if phase.iterations is not None:
-            usual = self._steps_per_round()
-            return max(1, min(usual, phase.iterations - (number - phase.start) * usual))
-        return None if self.equal_sizes else self._steps_per_round()
-
-    def _steps_per_round(self) -> int:
-        per_epoch = [steps_per_epoch(member.samples, self.train.batch_size) for member in self.members]
-        return self.train.local_epochs * max(1, round(sum(per_epoch) / len(per_epoch)))
-
-    def shortage(self, asked: Sequence[Member], answered: Collection[str]) -> str | None:
-        """What the round lacks to count, given who was asked and whose answers are good; None if it counts.
-
-        A share is wanted of each role: a round that has lost its AT users would not be what it says it is.
-        """
-        fewest = self.faults.min_clients
-        groups = {f"{role.value} users": [member for member in asked if member.role is role] for role in Role}
-        if isinstance(fewest, int):
-            groups = {"clients": list(asked)}
-        for name, group in groups.items():
-            good = sum(member.id in answered for member in group)
-            share = math.ceil(round(fewest * len(group), 9))  # 0.7 · 10 is a little more than 7
-            needed = min(fewest, len(group)) if isinstance(fewest, int) else share
-            if good < needed:
-                return f"got good answers of {good} of {len(group)} {name}; expected at least {needed}"
-        return None
-
-    def donors(self, state: ServerState) -> list[str]:
-        """AT users that have reported: only they have statistics of adversarial inputs to give."""
-        heard = state.reported.keys() - self.silenced
-        return [member.id for member in self.members if member.role is Role.AT and member.id in heard]
-
-    def fading(self, state: ServerState) -> dict[str, float]:
-        """What each stale donor's weight in Eq. 4 is multiplied by: ½ per `faults.stale_half_life` missed answers.
-
-        A client that was merely not sampled has missed nothing.
-        """
-        stale = {client: state.missed[client] for client in self.donors(state) if client in state.missed}
-        half_life = self.faults.stale_half_life
-        return {client: max(0.5 ** (times / half_life), _FAINTEST) for client, times in stale.items()}
-
-    def predicting_branch(self, state: ServerState, member: Member) -> Branch:
-        """The branch a client predicts with: the method's, unless nobody has filled this client's BN_a yet."""
-        return self._usable(self.method.predict, state, member)
-
-    def selecting_branch(self, state: ServerState, member: Member) -> Branch:
-        """The branch of a client that counts when the best round is chosen."""
-        return self._usable(self.method.select or self.method.predict, state, member)
-
-    def _usable(self, wanted: Branch, state: ServerState, member: Member) -> Branch:
-        method = self.method
-        if wanted is Branch.CLEAN:
-            return Branch.CLEAN
-        own = member.role is Role.AT and member.id in state.reported
-        propagated = method.propagation is not None and member.role is Role.ST
-        received = bool(self.donors(state)) and (propagated or method.local is Local.NOTHING)
-        return Branch.NOISED if own or received else Branch.CLEAN
-
-    def round(self, state: ServerState) -> Round:
-        """What all clients need to know of the round after this state."""
-        return Round(
-            number=state.round,
-            seed=self.seed,
-            method=self.method,
-            shared=state.shared,
-            lr=self.lr(state.round),
-            batch_size=self.train.batch_size,
-            local_epochs=self.train.local_epochs,
-            steps=self.steps(state.round),
-            freeze=self.phase(state.round).freeze,
-            deadline_seconds=self.faults.deadline_seconds,
-        )
+    @cached_property
+    def schedule(self) -> Schedule:
+        """When who trains."""
+        return Schedule(self.members, self.method, self.train, self.seed, self.participants, self.equal_sizes)
 
 
 def initial_state(net: DualNet, plan: Plan) -> ServerState:
@@ -242,18 +116,41 @@ def _sized(shape: torch.Size | None) -> str:
 
 
 def federate(state: ServerState, plan: Plan, execute: Execute) -> Iterator[tuple[ServerState, RoundReport]]:
-    """Algorithm 2 from `state` on: yields the state after each round, and a report of that round.
+    """Algorithm 2 from `state` on: yields the state after each round, and a report of that round."""
+    while state.round < plan.schedule.rounds:
+        state, report = play_round(state, plan, execute)
+        yield state, report
 
-    A round goes on without the clients that fail, as long as `faults.min_clients` of them answer. With fewer it asks
-    the others again or raises `TooFewClientsError`, as `faults.on_too_few` says; the states yielded before stay good.
+
+def play_round(state: ServerState, plan: Plan, execute: Execute) -> tuple[ServerState, RoundReport]:
+    """The body of Algorithm 2: one round, from the state before it to the state after it.
+
+    It goes on without the clients that fail, as long as `faults.min_clients` of them answer. With fewer it asks the
+    others again or raises `TooFewClientsError`, as `faults.on_too_few` says.
     """
-    while state.round < plan.rounds:
-        round_ = plan.round(state)
-        asked = plan.sample(state.round)
-        collector = UploadCollector(state.round, _upload_checks(state, asked, plan))
-        shared = plan.aggregate(state.shared, _contributions(collector, round_, state, asked, plan, execute))
-        state = _next_state(_moved(state, shared, plan), asked, collector.personal, plan)
-        yield state, RoundReport(state.round, round_.lr, collector.metrics, tuple(collector.failures), collector.moved)
+    round_ = round_of(state, plan)
+    asked = plan.schedule.sample(state.round)
+    collector = UploadCollector(state.round, _upload_checks(state, asked, plan))
+    shared = plan.aggregate(state.shared, _contributions(collector, round_, state, asked, plan, execute))
+    state = _next_state(_moved(state, shared, plan), asked, collector.personal, plan)
+    return state, RoundReport(state.round, round_.lr, collector.metrics, tuple(collector.failures), collector.moved)
+
+
+def round_of(state: ServerState, plan: Plan) -> Round:
+    """What all clients need to know of the round after this state."""
+    schedule = plan.schedule
+    return Round(
+        number=state.round,
+        seed=plan.seed,
+        method=plan.method,
+        shared=state.shared,
+        lr=schedule.lr(state.round),
+        batch_size=plan.train.batch_size,
+        local_epochs=plan.train.local_epochs,
+        steps=schedule.steps(state.round),
+        freeze=schedule.phase(state.round).freeze,
+        deadline_seconds=plan.faults.deadline_seconds,
+    )
 
 
 def _contributions(
@@ -262,9 +159,9 @@ def _contributions(
     """What the clients contribute; those that failed are asked again while there are too few and it pays to wait."""
     jobs = {member.id: _train_job(state, member, plan) for member in asked}
     yield from collector.contributions(execute(round_, jobs.values()))
-    while shortage := plan.shortage(asked, collector.personal):
+    while lacking := shortage(plan.faults, asked, collector.personal):
         if plan.faults.on_too_few == "stop":
-            raise TooFewClientsError(round_.number, shortage, collector.failures)
+            raise TooFewClientsError(round_.number, lacking, collector.failures)
         time.sleep(plan.faults.wait_seconds)
         yield from collector.contributions(execute(round_, [jobs[client] for client in collector.missing()]))
 
@@ -287,7 +184,7 @@ def _train_job(state: ServerState, member: Member, plan: Plan) -> Train:
         member.role is Role.ST
         and plan.method.calibration is not None
         and state.round >= plan.method.warmup
-        and bool(plan.donors(state))
+        and bool(donors(state, plan))
     )
     return Train(member.id, member.role, state.personal[member.id], calibrate)
 
@@ -298,7 +195,7 @@ def _moved(state: ServerState, shared: Tensors, plan: Plan) -> ServerState:
         return replace(state, shared=shared)
     statistics = {name for layer in plan.names.batch_norms for name in layer.statistics}
     old = {name: tensor for name, tensor in state.shared.items() if name not in statistics}
-    velocity = {} if state.round == plan.phase(state.round).start else state.velocity
+    velocity = {} if state.round == plan.schedule.phase(state.round).start else state.velocity
     new = carried({name: shared[name] for name in old}, velocity, plan.method.momentum)
     return replace(state, shared={**shared, **new}, velocity={name: new[name] - tensor for name, tensor in old.items()})
 
@@ -315,10 +212,41 @@ def _next_state(state: ServerState, asked: list[Member], uploaded: dict[str, Ten
         reported=state.reported | dict.fromkeys(uploaded, number),
         missed={client: times for client, times in state.missed.items() if client not in uploaded} | silent,
     )
-    if plan.method.propagation is None:
-        return state
     receivers = [member.id for member in plan.members if member.role is Role.ST]
-    donors = plan.donors(state)
-    freshness = DonorFreshness(frozenset(receivers) - state.reported.keys(), plan.fading(state))
-    estimates = propagate(personal, receivers, donors, plan.names.batch_norms, plan.method.propagation, freshness)
+    estimates = propagated(state, plan, receivers)
     return replace(state, personal=personal | {client: personal[client] | own for client, own in estimates.items()})
+
+
+def donors(state: ServerState, plan: Plan) -> list[str]:
+    """AT users that have reported: only they have statistics of adversarial inputs to give."""
+    heard = state.reported.keys() - plan.silenced
+    return [member.id for member in plan.members if member.role is Role.AT and member.id in heard]
+
+
+def propagated(state: ServerState, plan: Plan, receivers: Sequence[str]) -> dict[str, Tensors]:
+    """Eqs. 3-4 for these receivers in this state: their estimated BN_a, by name; nothing if nobody can give one."""
+    givers, settings = donors(state, plan), plan.method.propagation
+    if settings is None or not givers:
+        return {}
+    freshness = _freshness(state, plan, receivers)
+    return propagate(state.personal, receivers, givers, plan.names.batch_norms, settings, freshness)
+
+
+def donor_weights(state: ServerState, plan: Plan, receivers: Sequence[str]) -> tuple[list[str], Tensor]:
+    """The donors, and the weights α that `propagated` uses: a row for each receiver, a column for each donor."""
+    givers, settings = donors(state, plan), plan.method.propagation
+    if settings is None or not givers:
+        return [], torch.zeros(len(receivers), 0)
+    freshness = _freshness(state, plan, receivers)
+    return givers, settings.weights(state.personal, receivers, givers, plan.names.batch_norms, freshness)
+
+
+def _freshness(state: ServerState, plan: Plan, receivers: Sequence[str]) -> DonorFreshness:
+    """Receivers that have not trained yet, and what each stale donor's weight in Eq. 4 is multiplied by.
+
+    That is ½ per `faults.stale_half_life` missed answers. A client that was merely not sampled has missed nothing.
+    """
+    stale = {client: state.missed[client] for client in donors(state, plan) if client in state.missed}
+    half_life = plan.faults.stale_half_life
+    fading = {client: max(0.5 ** (times / half_life), _FAINTEST) for client, times in stale.items()}
+    return DonorFreshness(frozenset(receivers) - state.reported.keys(), fading)

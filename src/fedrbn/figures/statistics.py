@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
+from fedrbn.federated.prediction import predicting_branch
 from fedrbn.figures import style
 from fedrbn.figures.sources import Request, described, trained_run
 from fedrbn.nets.state import BNNames, batch_norms
@@ -69,7 +70,7 @@ def points(trained: Trained, layer: str, variance: bool) -> tuple[NDArray[np.flo
             continue
         for member in trained.plan.members:
             # Initial statistics say nothing: neither a user's that never took part, nor a BN_a that nobody filled.
-            filled = trained.plan.predicting_branch(trained.state, member) is Branch.NOISED
+            filled = predicting_branch(trained.plan, trained.state, member) is Branch.NOISED
             if member.id not in trained.state.reported or (names.branch is Branch.NOISED and not filled):
                 continue
             tensors = {**trained.state.shared, **trained.state.personal[member.id]}

@@ -17,7 +17,7 @@ from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.assemble import Outline, PreparedExperiment, build_network, build_plan
 from fedrbn.federated.options import configure
 from fedrbn.federated.protocol import ServerState
-from fedrbn.federated.server import Plan
+from fedrbn.federated.server import Plan, donors
 from fedrbn.fleet.probe import workload
 from fedrbn.flower.claims import counted, suspicions
 from fedrbn.flower.control import Control, read_control
@@ -61,7 +61,7 @@ class RemoteExperiment:
     def remarks(self, state: ServerState) -> dict[str, Any]:
         """Who is flagged for statistics that do not fit its claim, who is barred, whose statistics are not used."""
         found: dict[str, Any] = {
-            "flagged": suspicions(state.personal, self.plan.donors(state), self.plan.names.batch_norms),
+            "flagged": suspicions(state.personal, donors(state, self.plan), self.plan.names.batch_norms),
             "barred": list(self.barred),
             "silenced": sorted(self.plan.silenced),
         }

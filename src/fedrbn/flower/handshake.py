@@ -42,7 +42,7 @@ class Budget(Section):
 
     role: Role | None = None
     forward: _Rate | None = None
-    """Multiply-accumulates per second, as `backward` and `attack`; see `fedrbn.fleet.description.planner.Speed`."""
+    """Multiply-accumulates per second, as `backward` and `attack`; see `fedrbn.fleet.planner.Speed`."""
     backward: _Rate | None = None
     attack: _Rate | None = None
     memory: _Rate | None = None

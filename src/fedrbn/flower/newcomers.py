@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from fedrbn.errors import UploadError
 from fedrbn.federated.aggregation.mean import Contribution, mean
-from fedrbn.federated.propagation import DonorFreshness, propagate
 from fedrbn.federated.protocol import ServerState, Upload
-from fedrbn.federated.server import Plan, initial_state
+from fedrbn.federated.server import Plan, initial_state, propagated
 from fedrbn.federated.uploads.validation import UploadCheck, length, scratch
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Member, Role, Tensors
@@ -35,13 +34,10 @@ def welcomed(
     own = _sound(own, new, start, plan, refuse)
     personal = state.personal | {member.id: start | own.get(member.id, {}) for member in new}
     receivers = [member.id for member in new if member.role is Role.ST]
-    if plan.method.propagation is not None:
-        freshness = DonorFreshness(frozenset(receivers) - own.keys(), plan.fading(state))
-        estimates = propagate(
-            personal, receivers, plan.donors(state), plan.names.batch_norms, plan.method.propagation, freshness
-        )
-        personal |= {client: personal[client] | estimate for client, estimate in estimates.items()}
-    return replace(state, personal=personal)
+    trained = [client for client in receivers if client in own]  # what they have kept is of their own data
+    known = replace(state, personal=personal, reported=state.reported | dict.fromkeys(trained, state.round))
+    estimates = propagated(known, plan, receivers)
+    return replace(state, personal=personal | {client: personal[client] | own for client, own in estimates.items()})
 
 
 def _sound(

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from fedrbn.attacks import Logits
 from fedrbn.errors import ModelFileError
+from fedrbn.federated.prediction import predicting_branch
 from fedrbn.hardware import one_thread
 from fedrbn.models.model_file import KEY, SUFFIXES, Card, read, without_gradient
 from fedrbn.nets.fold import fold
@@ -65,7 +66,7 @@ def export_client(
 ) -> Exported:
     """Write the network of one client of a trained run; without `branch` the one it predicts with."""
     trained = load(run)
-    chosen = branch or predicting_branch(trained, client)
+    chosen = branch or _branch_of(trained, client)
     net = trained.client(client, chosen)
     member = trained.plan.members[trained.clients.index(client)]
     record = measured(RunDirectory.open(Path(run)), client, chosen)
@@ -73,11 +74,11 @@ def export_client(
     return export_network(net, card, path, folding=folding)
 
 
-def predicting_branch(trained: Trained, client: str) -> Branch:
+def _branch_of(trained: Trained, client: str) -> Branch:
     """The branch a client predicts with."""
     trained.dual_client(client)  # a client that does not exist is refused with the nearest name
     member = trained.plan.members[trained.clients.index(client)]
-    return trained.plan.predicting_branch(trained.state, member)
+    return predicting_branch(trained.plan, trained.state, member)
 
 
 def measured(directory: RunDirectory, client: str, branch: Branch) -> dict[str, Any]:

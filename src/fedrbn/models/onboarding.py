@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import cast
 
@@ -28,7 +28,8 @@ from fedrbn.evaluation.accuracy import Accuracy
 from fedrbn.federated.aggregation.layout import Local, layout
 from fedrbn.federated.client import batches, pixels
 from fedrbn.federated.objectives import evaluating
-from fedrbn.federated.propagation import propagate
+from fedrbn.federated.prediction import predicting_branch
+from fedrbn.federated.server import donor_weights, propagated
 from fedrbn.federated.training.sgd import Sgd
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
 from fedrbn.nets.state import load, tensors
@@ -70,16 +71,17 @@ def onboard(trained: Trained, images: Tensor, *, batches_seen: int = BATCHES) ->
     net = trained.average()
     seen = images[: batches_seen * BATCH]
     measure_clean_statistics(net, seen)
-    method, plan = trained.plan.method, trained.plan
-    donors = plan.donors(trained.state)
-    if method.propagation is None or not donors:
+    state, plan = trained.state, trained.plan
+    own = {name: tensor for name, tensor in tensors(net).items() if name in plan.names.personal}
+    state = replace(
+        state, personal={**state.personal, NEWCOMER: own}, reported={**state.reported, NEWCOMER: state.round}
+    )
+    estimates = propagated(state, plan, [NEWCOMER])
+    if not estimates:
         return Newcomer(net, Branch.CLEAN, {}, len(seen))
-    names = layout(net, method.local)
-    own = {name: tensor for name, tensor in tensors(net).items() if name in names.personal}
-    personal = {**trained.state.personal, NEWCOMER: own}
-    load(net, propagate(personal, [NEWCOMER], donors, names.batch_norms, method.propagation)[NEWCOMER])
-    alpha = method.propagation.weights(personal, [NEWCOMER], donors, names.batch_norms)[0]
-    return Newcomer(net, method.predict, dict(zip(donors, alpha.tolist(), strict=True)), len(seen))
+    load(net, estimates[NEWCOMER])
+    donors, alpha = donor_weights(state, plan, [NEWCOMER])
+    return Newcomer(net, plan.method.predict, dict(zip(donors, alpha[0].tolist(), strict=True)), len(seen))
 
 
 def measure_clean_statistics(net: DualNet, images: Tensor) -> None:
@@ -134,7 +136,7 @@ def compare(trained: Trained, newcomer: Newcomer, domain: str, test: Samples, se
     rivals = [("onboarded", newcomer.net, newcomer.branch), ("mean batch norm", trained.average(), newcomer.branch)]
     for client in same or nearest:
         member = trained.plan.members[trained.clients.index(client)]
-        branch = trained.plan.predicting_branch(trained.state, member)
+        branch = predicting_branch(trained.plan, trained.state, member)
         role = f"{member.role.value}, {'same domain' if same else 'nearest donor'}"
         rivals.append((f"{client} ({role})", trained.dual_client(client), branch))
     return [_score(trained, name, net, branch, test, seed) for name, net, branch in rivals]

@@ -126,7 +126,7 @@ def _extras(run: Run, no_images: str, checks: bool) -> Extras:
     no_checks = f"Not measured. fedrbn evaluate {run.path} measures it, and the next report shows it."
     try:
         trained = load(run.path)
-        extras = Extras(trained.plan.rounds, donations(trained), no_images=no_images, no_checks=no_checks)
+        extras = Extras(trained.plan.schedule.rounds, donations(trained), no_images=no_images, no_checks=no_checks)
     except _EXPECTED as error:
         reason = f"The networks could not be loaded: {error}"
         return Extras(run.experiment.train.rounds, no_images=no_images or reason, no_checks=no_checks, notes=(reason,))

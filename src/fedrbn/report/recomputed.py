@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from fedrbn.evaluation import checklist as checking
 from fedrbn.evaluation.accuracy import Accuracy
 from fedrbn.evaluation.protocol import main_label, threat_eps
-from fedrbn.federated.assemble import Assembly, build_plan
-from fedrbn.federated.propagation import DonorFreshness
+from fedrbn.federated.assemble import Assembly
+from fedrbn.federated.prediction import predicting_branch
 from fedrbn.federated.protocol import Answers
+from fedrbn.federated.server import donor_weights
 from fedrbn.randomness import generator
 from fedrbn.report.records import Verdict
 from fedrbn.runs.load import Trained
@@ -55,15 +56,11 @@ class Donations:
 
 def donations(trained: Trained) -> Donations | None:
     """The weights with which the chosen state's BN_a were propagated; None if the method does not or nobody could."""
-    state, method, members = trained.state, trained.plan.method, trained.plan.members
-    plan = build_plan(trained.experiment, method, trained.net, members, equal_sizes=True)  # who was asked, and so stale
-    donors = plan.donors(state)
+    members = trained.plan.members
     receivers = [member.id for member in members if member.role is Role.ST]
-    if method.propagation is None or not donors or not receivers:
+    donors, alpha = donor_weights(trained.state, trained.plan, receivers)
+    if not donors or not receivers:
         return None
-    freshness = DonorFreshness(frozenset(receivers) - state.reported.keys(), plan.fading(state))
-    among = (state.personal, receivers, donors, plan.names.batch_norms)
-    alpha = method.propagation.guard.weights(method.propagation.weights(*among, freshness), *among)
     known = {member.id: member for member in members}
     return Donations(
         tuple(known[receiver] for receiver in receivers),
@@ -86,7 +83,7 @@ def checklist(trained: Trained, assembly: Assembly) -> tuple[Verdict, ...]:
     answers: list[Answers] = []
     deployed: dict[str, str] = {}
     for client in {(client.domain, client.role): client for client in reversed(tested)}.values():
-        branch = trained.plan.predicting_branch(trained.state, members[client.id])
+        branch = predicting_branch(trained.plan, trained.state, members[client.id])
         net = trained.adapted(client).eval()
         outcome: Tensors = {}
         printed = Accuracy(branch, label, attack, limit=CHECKED, radius=checking.radius(attack, eps))

@@ -14,6 +14,7 @@ from fedrbn.attacks import epsilon
 from fedrbn.data.samples import Client
 from fedrbn.evaluation.accuracy import logits_of
 from fedrbn.federated.assemble import Assembly
+from fedrbn.federated.prediction import predicting_branch
 from fedrbn.randomness import generator
 from fedrbn.runs.load import Trained
 from fedrbn.types import Member, Role
@@ -75,7 +76,7 @@ def contact_sheet(trained: Trained, assembly: Assembly) -> tuple[Strip, ...]:
 
 
 def _shots(trained: Trained, assembly: Assembly, member: Member, client: Client) -> tuple[Shot, ...]:
-    logits = logits_of(trained.adapted(client).eval(), trained.plan.predicting_branch(trained.state, member))
+    logits = logits_of(trained.adapted(client).eval(), predicting_branch(trained.plan, trained.state, member))
     x, y = client.test.pixels(slice(0, SHOTS))
     if not len(x):
         return ()

@@ -110,15 +110,15 @@ class Display:
 
     def training(self, assembly: Assembly, finished: int) -> None:
         """Say what is about to run and how long it will take."""
-        plan = assembly.plan
-        self.history = RoundHistory(plan.rounds, {member.id: member.role for member in plan.members}, finished=finished)
-        self.activity = Activity("training", len(plan.sample(finished)) if finished < plan.rounds else 0)
+        plan, rounds = assembly.plan, assembly.plan.schedule.rounds
+        self.history = RoundHistory(rounds, {member.id: member.role for member in plan.members}, finished=finished)
+        self.activity = Activity("training", len(plan.schedule.sample(finished)) if finished < rounds else 0)
         at = sum(member.role is Role.AT for member in plan.members)
         self._say(
-            f"{len(plan.members)} clients ({at} AT, {len(plan.members) - at} ST), {plan.rounds - finished} rounds to "
+            f"{len(plan.members)} clients ({at} AT, {len(plan.members) - at} ST), {rounds - finished} rounds to "
             f"go, {assembly.workers} worker(s); estimated time {as_text(estimate_seconds(assembly, finished))}"
         )
-        planned = spending(assembly.experiment, plan, plan.rounds)
+        planned = spending(assembly.experiment, plan, rounds)
         if planned is not None:
             self.privacy = f"privacy spent when all rounds are done: {planned}"
             self._say(self.privacy)

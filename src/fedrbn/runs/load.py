@@ -17,8 +17,9 @@ from fedrbn.federated.aggregation.mean import Contribution, mean
 from fedrbn.federated.assemble import build_network
 from fedrbn.federated.client import adapt
 from fedrbn.federated.options import configure
+from fedrbn.federated.prediction import predicting_branch
 from fedrbn.federated.protocol import ServerState
-from fedrbn.federated.server import Plan
+from fedrbn.federated.server import Plan, round_of
 from fedrbn.nets.dual_bn import DualNet, plain
 from fedrbn.nets.state import load as load_tensors
 from fedrbn.runs.directory import RunDirectory
@@ -50,7 +51,7 @@ class Trained:
         """
         net = self.dual_client(client)
         member = self.plan.members[self.clients.index(client)]
-        return plain(net, branch or self.plan.predicting_branch(self.state, member))
+        return plain(net, branch or predicting_branch(self.plan, self.state, member))
 
     def dual_client(self, client: str) -> DualNet:
         """The client's network with all its branches: net(x, Branch.NOISED)."""
@@ -61,7 +62,7 @@ class Trained:
     def adapted(self, client: Client) -> DualNet:
         """The client's network as it was evaluated: after one local step on its own data, if the method has that."""
         net = self.dual_client(client.id)
-        adapt(net, client, self.plan.round(self.state))
+        adapt(net, client, round_of(self.state, self.plan))
         return net
 
     def average(self) -> DualNet:
@@ -78,7 +79,7 @@ class Trained:
 
     def newcomer(self, branch: Branch | None = None) -> nn.Module:
         """`average` as an ordinary network, for somebody who never took part; `fedrbn onboard` fits one better."""
-        predicts = {self.plan.predicting_branch(self.state, member) for member in self.plan.members}
+        predicts = {predicting_branch(self.plan, self.state, member) for member in self.plan.members}
         usual = self.plan.method.predict if self.plan.method.predict in predicts else Branch.CLEAN
         return plain(self.average(), branch or usual)
 
@@ -105,7 +106,8 @@ def load(path: str | Path, network: nn.Module | None = None) -> Trained:
         raise StorageError(f"got a checkpoint without client {missing[0]!r}; expected all {len(members)} clients.")
     method = configure(experiment.method, from_config(experiment.attack))
     net = build_network(experiment, method, len(classes), image_shape, network)
-    plan = Plan(members, method, layout(net, method.local), experiment.train, experiment.run.seed)
+    names = layout(net, method.local)
+    plan = Plan(members, method, names, experiment.train, experiment.run.seed, faults=experiment.faults)
     trained = Trained(experiment, classes, image_shape, plan, chosen.state, net)
     trained.dual_client(members[0].id)  # a checkpoint of another network is refused here, not at the first use
     return trained

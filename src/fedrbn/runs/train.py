@@ -19,8 +19,9 @@ from fedrbn.evaluation.protocol import EvaluationSettings, ask_all, evaluate_cli
 from fedrbn.evaluation.summary import validation_summary
 from fedrbn.federated.assemble import Assembly, PreparedExperiment, assemble
 from fedrbn.federated.divergence import diverging, first_losses_of
+from fedrbn.federated.prediction import selecting_branch
 from fedrbn.federated.protocol import Execute, Job, Result, Round, ServerState
-from fedrbn.federated.server import federate, initial_state, misfit
+from fedrbn.federated.server import initial_state, misfit, play_round
 from fedrbn.federated.training.memory import forgotten, missing
 from fedrbn.federated.uploads.collection import TooFewClientsError, listed
 from fedrbn.federated.uploads.validation import malformed
@@ -127,7 +128,7 @@ def evaluate(
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
     """Train what is left and evaluate. The caller holds the directory's lock and has recovered it."""
     last = directory.checkpoint("last")
-    if last is not None and last.state.round < assembly.plan.rounds:
+    if last is not None and last.state.round < assembly.plan.schedule.rounds:
         _ensure_remembered(assembly, directory, last)
     directory.describe(assembly.plan.members, assembly.federation.classes, assembly.federation.image_shape)
     if watcher:
@@ -183,10 +184,10 @@ def _train(
         prepared, state = revise(prepared, state)
         if checkpoint and state.round == checkpoint.state.round:
             _ensure_fit(prepared, state, directory.path)
-        if state.round >= prepared.plan.rounds:
+        if state.round >= prepared.plan.schedule.rounds:
             break
         try:
-            state, report = next(federate(state, prepared.plan, execute))
+            state, report = play_round(state, prepared.plan, execute)
         except TooFewClientsError as error:
             directory.append("stops.jsonl", {**origin, "round": error.number + 1, "failures": listed(error.failures)})
             raise
@@ -202,7 +203,7 @@ def _train(
             record["validation"] = _validate(prepared, state, execute)
             score = record["validation"]["score"]
             better = best is None or score is None or score > best.score
-            if better and prepared.plan.may_choose(state.round):
+            if better and prepared.plan.schedule.may_choose(state.round):
                 best = Best(state.round, score or 0.0)
                 directory.save("best", state, best)
         record["seconds"] = time.perf_counter() - started
@@ -235,7 +236,7 @@ def _ensure_fit(prepared: PreparedExperiment, state: ServerState, path: Path) ->
 
 
 def _validation_due(prepared: PreparedExperiment, number: int) -> bool:
-    return number % prepared.experiment.train.validate_every == 0 or number == prepared.plan.rounds
+    return number % prepared.experiment.train.validate_every == 0 or number == prepared.plan.schedule.rounds
 
 
 def _validate(prepared: PreparedExperiment, state: ServerState, execute: Execute) -> dict[str, float | None]:
@@ -244,7 +245,7 @@ def _validate(prepared: PreparedExperiment, state: ServerState, execute: Execute
     if not prepared.outline.validation:
         return validation_summary([], plan.members, {})
     label = main_label(prepared.experiment)
-    branches = {member.id: plan.selecting_branch(state, member) for member in plan.members}
+    branches = {member.id: selecting_branch(plan, state, member) for member in plan.members}
 
     def question(member: Member) -> tuple[Accuracy]:
         attack = prepared.adversary if member.role is Role.AT else None

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from fedrbn.attacks import from_config
 from fedrbn.config import Experiment
-from fedrbn.federated.aggregation.layout import Layout
 from fedrbn.federated.options import configure
-from fedrbn.federated.server import Plan
+from fedrbn.federated.schedule import Schedule
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.history import RoundHistory
 from fedrbn.runs.records import rounds
@@ -44,8 +43,7 @@ class RunStatus:
 def planned_rounds(experiment: Experiment, members: tuple[Member, ...]) -> int:
     """How many rounds the run will have, Free AT and fine-tuning included."""
     method = configure(experiment.method, from_config(experiment.attack))
-    nothing = Layout(frozenset(), frozenset(), frozenset(), ())  # which tensors are shared does not matter here
-    return Plan(members, method, nothing, experiment.train, experiment.run.seed).rounds
+    return Schedule(members, method, experiment.train, experiment.run.seed).rounds
 
 
 def beginning(directory: RunDirectory) -> RoundHistory:

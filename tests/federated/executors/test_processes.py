@@ -37,7 +37,7 @@ from fedrbn.federated.protocol import (
     Train,
     Upload,
 )
-from fedrbn.federated.server import Plan, federate, initial_state
+from fedrbn.federated.server import Plan, federate, initial_state, round_of
 from fedrbn.federated.training.free import Free
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch, Role
@@ -86,7 +86,7 @@ def test_processes_give_the_answers_of_the_serial_executor(pool: Execute) -> Non
     state = states(serial(site(METHOD, WHO)))[-1]
     answers = []
     for execute in (serial(site(METHOD, WHO)), pool):
-        results = {result.client: result for result in execute(PLAN.round(state), evaluations(state))}
+        results = {result.client: result for result in execute(round_of(state, PLAN), evaluations(state))}
         assert results.keys() == WHO.keys()
         assert all(isinstance(result, Answers) for result in results.values())
         answers.append(
@@ -99,7 +99,7 @@ def test_processes_give_the_answers_of_the_serial_executor(pool: Execute) -> Non
 
 
 def diverging(state: ServerState) -> Round:
-    return replace(PLAN.round(state), lr=1e30)
+    return replace(round_of(state, PLAN), lr=1e30)
 
 
 def train_jobs(state: ServerState) -> list[Train]:
@@ -252,9 +252,9 @@ def test_a_worker_that_hangs_before_it_is_ready_is_replaced(monkeypatch: pytest.
 def test_answers_of_an_abandoned_round_are_not_taken_for_those_of_the_next(pool: Execute) -> None:
     """The caller turns away while both workers are busy, and asks other clients something else."""
     state = initial_state(site(METHOD, WHO).net, PLAN)
-    abandoned = pool(PLAN.round(state), train_jobs(state))
+    abandoned = pool(round_of(state, PLAN), train_jobs(state))
     next(abandoned)
-    asked = replace(PLAN.round(state), number=7)
+    asked = replace(round_of(state, PLAN), number=7)
     found = list(pool(asked, [job for job in train_jobs(state) if job.client in ("c1", "c2")]))
     assert sorted((result.client, result.round) for result in found) == [("c1", 7), ("c2", 7)]
     assert all(isinstance(result, Upload) for result in found)
@@ -275,7 +275,7 @@ def test_workers_that_cannot_start_end_the_run_with_a_remedy() -> None:
         pytest.raises(FederationError, match=r"could not start \(exit code 1\), 2 times; .*__main__.*run\.workers"),
         processes(site(METHOD, broken), workers=1) as execute,
     ):
-        list(execute(PLAN.round(state), train_jobs(state)[:1]))
+        list(execute(round_of(state, PLAN), train_jobs(state)[:1]))
 
 
 def test_the_global_random_state_is_neither_used_nor_moved() -> None:
@@ -296,7 +296,7 @@ def test_processes_remember_what_the_serial_executor_remembers(tmp_path: Path) -
     """Free AT's noise is written by whichever process had the client last, and read by whichever has it next."""
     method = replace(METHODS["fatbn-free"](ATTACK), at_training=Free(0.1, replays=2))
     todo = plan(method, site(method, WHO).net, list(WHO.values()), rounds=6, batch_size=4)
-    assert todo.rounds == 3
+    assert todo.schedule.rounds == 3
     start = initial_state(site(method, WHO).net, todo)
     one, two = (replace(site(method, WHO), store=tmp_path / name) for name in ("serial", "processes"))
     *_, (ours, _) = federate(start, todo, serial(one))

@@ -89,7 +89,7 @@ def test_with_sampling_only_rounds_that_a_client_took_part_in_count() -> None:
     found = spending(make({"privacy": {"statistics_noise": 2.0}}), todo, 8)
     assert found is not None
     ((_, _, times),) = found.releases
-    assert times == max(sum(m.id == name for r in range(8) for m in todo.sample(r)) for name in ("c0", "c1"))
+    assert times == max(sum(m.id == name for r in range(8) for m in todo.schedule.sample(r)) for name in ("c0", "c1"))
     assert 4 <= times < 8
 
 

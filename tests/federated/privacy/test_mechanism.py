@@ -26,7 +26,7 @@ from fedrbn.federated.privacy.mechanism import (
     from_coordinates,
 )
 from fedrbn.federated.protocol import Round, Train, Upload
-from fedrbn.federated.server import federate, initial_state
+from fedrbn.federated.server import federate, initial_state, round_of
 from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Role, Tensors
 
@@ -96,7 +96,7 @@ def job_of(role: Role) -> tuple[ClientHost, Round, Train]:
     net = METHOD.network(network())
     todo = plan(METHOD, net, list(who.values()))
     start = initial_state(net, todo)
-    return ClientHost(who, net), todo.round(start), Train("c0", role, start.personal["c0"], calibrate=False)
+    return ClientHost(who, net), round_of(start, todo), Train("c0", role, start.personal["c0"], calibrate=False)
 
 
 def upload(role: Role, privacy: Privacy) -> tuple[Upload, Tensors]:

@@ -75,17 +75,19 @@ TUNING = replace(finetune(ATTACK), fine_tuning=FineTuning(iterations=5, freeze=1
 def test_fine_tuning_is_a_second_phase_of_st_users_until_the_iterations_are_used_up() -> None:
     """3 rounds of the AT users in whole epochs; then 5 iterations in rounds of 2 (8 images by 4): 2, 2, 1."""
     todo = tuned(TUNING, [Role.AT, Role.ST, Role.ST])
-    assert todo.rounds == 6
-    assert [[member.id for member in todo.sample(number)] for number in range(6)] == [["c0"]] * 3 + [["c1", "c2"]] * 3
-    assert [todo.steps(number) for number in range(6)] == [None, None, None, 2, 2, 1]
-    assert [todo.phase(number).freeze for number in range(7)] == [0, 0, 0, 1, 1, 1, 1]
-    assert [todo.may_choose(finished) for finished in range(1, 7)] == [False, False, False, True, True, True]
+    assert todo.schedule.rounds == 6
+    assert [[member.id for member in todo.schedule.sample(number)] for number in range(6)] == [["c0"]] * 3 + [
+        ["c1", "c2"]
+    ] * 3
+    assert [todo.schedule.steps(number) for number in range(6)] == [None, None, None, 2, 2, 1]
+    assert [todo.schedule.phase(number).freeze for number in range(7)] == [0, 0, 0, 1, 1, 1, 1]
+    assert [todo.schedule.may_choose(finished) for finished in range(1, 7)] == [False, False, False, True, True, True]
 
 
 def test_the_schedule_starts_anew_in_each_phase() -> None:
     """0.1 (1 + cos(π t / 3)) / 2 for t = 0, 1, 2: 0.1, 0.075, 0.025."""
     todo = tuned(TUNING, [Role.AT, Role.ST], schedule="cosine")
-    assert [todo.lr(number) for number in range(6)] == pytest.approx([0.1, 0.075, 0.025] * 2)
+    assert [todo.schedule.lr(number) for number in range(6)] == pytest.approx([0.1, 0.075, 0.025] * 2)
 
 
 def test_both_roles_are_needed() -> None:

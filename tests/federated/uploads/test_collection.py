@@ -23,6 +23,7 @@ from fedrbn.federated.methods import fatavg, fatavg_dbn, fedrbn
 from fedrbn.federated.protocol import Answers, Execute, Failure, Job, Result, Round, ServerState, Train, Upload
 from fedrbn.federated.server import Plan, federate, initial_state
 from fedrbn.federated.uploads.collection import TooFewClientsError, in_order, listed
+from fedrbn.federated.uploads.quorum import shortage
 from fedrbn.types import Role
 
 ATTACK = PGD(eps=0.1, steps=2, step_size=0.06)
@@ -331,8 +332,8 @@ def test_shares_are_rounded_up_and_numbers_capped_at_who_was_asked() -> None:
     """0.7 of 10 is 7, although 0.7 * 10 > 7 in floating point; a phase of two clients cannot give three."""
     todo, _ = setting(FaultsConfig(min_clients=0.7))
     ten = [replace(todo.members[1], id=str(i)) for i in range(10)]
-    assert todo.shortage(ten, {str(i) for i in range(7)}) is None
-    assert todo.shortage(ten, {str(i) for i in range(6)}) is not None
+    assert shortage(todo.faults, ten, {str(i) for i in range(7)}) is None
+    assert shortage(todo.faults, ten, {str(i) for i in range(6)}) is not None
     assert replace(todo, faults=FaultsConfig(min_clients=3)).shortage(ten[:2], {"0", "1"}) is None
     with pytest.raises(ConfigError, match=r"faults\.min_clients = 5 with 4 clients in a round; expected at most"):
         replace(todo, faults=FaultsConfig(min_clients=5))

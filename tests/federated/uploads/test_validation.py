@@ -17,7 +17,7 @@ from fedrbn.errors import UploadError
 from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import METHODS, fedrbn
 from fedrbn.federated.protocol import Train, Upload
-from fedrbn.federated.server import federate, initial_state
+from fedrbn.federated.server import federate, initial_state, round_of
 from fedrbn.federated.uploads.validation import UploadCheck, layer_of, length, scratch, worst_layer
 from fedrbn.types import Role, Tensors
 
@@ -35,7 +35,7 @@ WEIGHT, VARIANCE, MEAN = "network.1.weight", "network.2.noised.running_var", "ne
 
 def real(client: str) -> Upload:
     job = Train(client, WHO[client].role, START.personal[client], calibrate=False)
-    (upload,) = serial(PLACE)(PLAN.round(START), [job])
+    (upload,) = serial(PLACE)(round_of(START, PLAN), [job])
     assert isinstance(upload, Upload)
     return upload
 

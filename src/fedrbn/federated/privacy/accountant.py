@@ -73,7 +73,7 @@ def spending(experiment: Experiment, plan: Plan, finished: int) -> Spending | No
     taken: Counter[str] = Counter()
     steps: Counter[str] = Counter()
     for number in range(finished):
-        for member in plan.sample(number):
+        for member in plan.schedule.sample(number):
             taken[member.id] += 1
             steps[member.id] += _steps(plan, member, number)
     rounds, most = max(taken.values(), default=0), max(steps.values(), default=0)
@@ -89,10 +89,12 @@ def spending(experiment: Experiment, plan: Plan, finished: int) -> Spending | No
 
 def privacy_record(experiment: Experiment, plan: Plan) -> dict[str, Any]:
     """What records say of privacy: what a client has spent when all rounds are done; nothing without privacy."""
-    planned = spending(experiment, plan, plan.rounds)
+    planned = spending(experiment, plan, plan.schedule.rounds)
     return {} if planned is None else {"privacy": planned.record()}
 
 
 def _steps(plan: Plan, member: Member, number: int) -> int:
     """Local steps of a client in a round."""
-    return plan.steps(number) or plan.train.local_epochs * steps_per_epoch(member.samples, plan.train.batch_size)
+    return plan.schedule.steps(number) or plan.train.local_epochs * steps_per_epoch(
+        member.samples, plan.train.batch_size
+    )
