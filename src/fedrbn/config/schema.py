@@ -227,11 +227,11 @@ class MethodConfig(Section):
     replays: int | None = Field(default=None, ge=1)
     """Free AT: replays of each batch of an AT user; train.rounds is divided by it. 4 unless given."""
     affine_lr: float | None = Field(default=None, gt=0)
-    """fedrob: step of the affine map Λx + δ."""
+    """fedrob: step of the affine map Λx + δ; 0.00167 unless given."""
     gamma: float | None = Field(default=None, ge=0)
-    """fedrob: γ, how strongly the affine map is held at the identity."""
+    """fedrob: γ, how strongly the affine map is held at the identity; 300 unless given."""
     affine_steps: int | None = Field(default=None, ge=1)
-    """fedrob: steps of the affine map on each batch, before the weights take theirs."""
+    """fedrob: steps of the affine map on each batch, before the weights take theirs; 7 unless given."""
     ft_iterations: int | None = Field(default=None, ge=1)
     """finetune: steps of each ST user after the AT users have trained."""
     freeze: int | None = Field(default=None, ge=0)
