@@ -1,7 +1,7 @@
-"""Every experiment of the paper by name: declared in TOML, run at one of three scales, beside its printed numbers.
+"""Every experiment of the paper by name: declared in TOML, run at one of four scales, beside its printed numbers.
 
     declaration = declarations.read("benchmark")
-    cells = plan.cells(declaration, SCALES["smoke"], seeds=[1])
+    cells = experiment_cells.cells(declaration, SCALES["smoke"], seeds=[1])
     running.complete(cells, Path("runs"), workers=2)
     table.write(table.fill(declaration, cells, Path("runs"), ...), Path("results/benchmark-smoke"))
 
