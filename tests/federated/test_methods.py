@@ -134,8 +134,8 @@ def test_each_option_is_kept_in_the_resolved_config() -> None:
 def test_a_meta_rate_takes_the_place_of_the_learning_rate() -> None:
     net = METHODS["fatmeta"](ATTACK).network(network())
     who = list(clients((Role.AT, 4)).values())
-    assert plan(METHODS["fatmeta"](ATTACK), net, who).lr(0) == 0.001
-    assert plan(fatavg(ATTACK), net, who).lr(0) == 0.1
+    assert plan(METHODS["fatmeta"](ATTACK), net, who).schedule.lr(0) == 0.001
+    assert plan(fatavg(ATTACK), net, who).schedule.lr(0) == 0.1
 
 
 @pytest.mark.parametrize(("rounds", "replays", "expected"), [(300, 8, 38), (40, 8, 5), (8, 8, 1), (7, 1, 7)])
@@ -143,7 +143,7 @@ def test_free_at_has_fewer_rounds(rounds: int, replays: int, expected: int) -> N
     """300 / 8 = 37.5: rounded up."""
     method = configure(MethodConfig(name="fatavg-free", replays=replays), ATTACK)
     who = list(clients((Role.AT, 4), (Role.ST, 4)).values())
-    assert plan(method, method.network(network()), who, rounds=rounds).rounds == expected
+    assert plan(method, method.network(network()), who, rounds=rounds).schedule.rounds == expected
 
 
 def test_free_at_within_the_radius_of_the_attack_and_not_of_an_unknown_one() -> None:

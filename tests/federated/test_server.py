@@ -61,25 +61,25 @@ def ten() -> Plan:
 
 
 def test_participants_are_sampled_without_replacement_and_by_the_seed(ten: Plan) -> None:
-    drawn = [[member.id for member in ten.sample(number)] for number in range(50)]
+    drawn = [[member.id for member in ten.schedule.sample(number)] for number in range(50)]
     assert all(len(set(ids)) == 4 and ids == sorted(ids) for ids in drawn)
-    assert drawn == [[member.id for member in ten.sample(number)] for number in range(50)]
+    assert drawn == [[member.id for member in ten.schedule.sample(number)] for number in range(50)]
     assert len({tuple(ids) for ids in drawn}) > 10, "every round draws anew"
     assert {client for ids in drawn for client in ids} == {member.id for member in ten.members}
-    assert drawn != [[member.id for member in replace(ten, seed=2).sample(number)] for number in range(50)]
+    assert drawn != [[member.id for member in replace(ten, seed=2).schedule.sample(number)] for number in range(50)]
 
 
 @pytest.mark.parametrize("participants", [None, 10, 99])
 def test_everybody_takes_part_in_the_order_of_the_members(ten: Plan, participants: int | None) -> None:
-    assert replace(ten, participants=participants).sample(0) == list(ten.members)
+    assert replace(ten, participants=participants).schedule.sample(0) == list(ten.members)
 
 
 def test_cosine_schedule(ten: Plan) -> None:
     """lr (1 + cos(π t / R)) / 2 with lr = 0.2 and R = 4: 0.2, 0.1 (1 + √½), 0.1, 0.1 (1 − √½)."""
     cosine = with_train(ten, schedule="cosine", lr=0.2, rounds=4)
     expected = [0.2, 0.1 * (1 + math.sqrt(0.5)), 0.1, 0.1 * (1 - math.sqrt(0.5))]
-    assert [cosine.lr(number) for number in range(4)] == pytest.approx(expected)
-    assert [with_train(ten, lr=0.2, rounds=4).lr(number) for number in range(4)] == [0.2] * 4
+    assert [cosine.schedule.lr(number) for number in range(4)] == pytest.approx(expected)
+    assert [with_train(ten, lr=0.2, rounds=4).schedule.lr(number) for number in range(4)] == [0.2] * 4
 
 
 def test_unequal_sizes_give_everybody_the_mean_number_of_iterations() -> None:
@@ -87,10 +87,10 @@ def test_unequal_sizes_give_everybody_the_mean_number_of_iterations() -> None:
     who = clients((ST, 8), (ST, 9), (ST, 30))
     method = fatavg(ATTACK)
     equal = plan(method, method.network(network()), list(who.values()), batch_size=4)
-    assert equal.steps() is None
+    assert equal.schedule.steps() is None
     unequal = replace(equal, equal_sizes=False)
-    assert unequal.steps() == 4
-    assert with_train(unequal, batch_size=4, local_epochs=3).steps() == 12
+    assert unequal.schedule.steps() == 4
+    assert with_train(unequal, batch_size=4, local_epochs=3).schedule.steps() == 12
     place = site(method, who)
     state = initial_state(place.net, unequal)
     _, report = next(federate(state, unequal, serial(place)))
@@ -243,7 +243,9 @@ def test_fedrbn_gives_st_users_the_estimate_and_keeps_everybodys_own() -> None:
 
 def sampling(todo: Plan, wanted: str, rounds: int = 200) -> int:
     """The first seed whose first round takes exactly this client."""
-    return next(seed for seed in range(rounds) if [m.id for m in replace(todo, seed=seed).sample(0)] == [wanted])
+    return next(
+        seed for seed in range(rounds) if [m.id for m in replace(todo, seed=seed).schedule.sample(0)] == [wanted]
+    )
 
 
 def test_at_users_never_sampled_neither_donate_nor_predict_with_bn_a() -> None:
@@ -311,7 +313,7 @@ def test_fedrbn_without_at_users_is_fatbn() -> None:
             load(net, state.shared)
             load(net, state.personal[name])
             member = next(m for m in dual_plan.members if m.id == name)
-            branch = dual_plan.predicting_branch(dual_state, member)
+            branch = predicting_branch(dual_plan, dual_state, member)
             assert branch is Branch.CLEAN
             x, y = one.test.pixels(slice(None))
             attacked = ATTACK(

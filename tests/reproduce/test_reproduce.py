@@ -102,7 +102,9 @@ def progress(plan_: Plan) -> set[float]:
     """Learning rate × steps of the weights over all rounds, of every user. FATMeta takes one step per two batches."""
     per_step = 2 if isinstance(plan_.method.training, Meta) else 1
     steps = {math.ceil(steps_per_epoch(m.samples, plan_.train.batch_size) / per_step) for m in plan_.members}
-    return {round(sum(plan_.lr(number) for number in range(plan_.rounds)) * count, 9) for count in steps}
+    return {
+        round(sum(plan_.schedule.lr(number) for number in range(plan_.schedule.rounds)) * count, 9) for count in steps
+    }
 
 
 @pytest.mark.parametrize(

@@ -228,8 +228,8 @@ def propagated(state: ServerState, plan: Plan, receivers: Sequence[str]) -> dict
     givers, settings = donors(state, plan), plan.method.propagation
     if settings is None or not givers:
         return {}
-    freshness = _freshness(state, plan, receivers)
-    return propagate(state.personal, receivers, givers, plan.names.batch_norms, settings, freshness)
+    known = freshness(state, plan, receivers)
+    return propagate(state.personal, receivers, givers, plan.names.batch_norms, settings, known)
 
 
 def donor_weights(state: ServerState, plan: Plan, receivers: Sequence[str]) -> tuple[list[str], Tensor]:
@@ -237,11 +237,11 @@ def donor_weights(state: ServerState, plan: Plan, receivers: Sequence[str]) -> t
     givers, settings = donors(state, plan), plan.method.propagation
     if settings is None or not givers:
         return [], torch.zeros(len(receivers), 0)
-    freshness = _freshness(state, plan, receivers)
-    return givers, settings.weights(state.personal, receivers, givers, plan.names.batch_norms, freshness)
+    known = freshness(state, plan, receivers)
+    return givers, settings.weights(state.personal, receivers, givers, plan.names.batch_norms, known)
 
 
-def _freshness(state: ServerState, plan: Plan, receivers: Sequence[str]) -> DonorFreshness:
+def freshness(state: ServerState, plan: Plan, receivers: Sequence[str]) -> DonorFreshness:
     """Receivers that have not trained yet, and what each stale donor's weight in Eq. 4 is multiplied by.
 
     That is ½ per `faults.stale_half_life` missed answers. A client that was merely not sampled has missed nothing.

@@ -14,7 +14,7 @@ from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.executors.shared_memory import BorrowedBuffers, Returned, SharedBuffers, packed, unpacked
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.protocol import Train, Upload
-from fedrbn.federated.server import initial_state
+from fedrbn.federated.server import initial_state, round_of
 from fedrbn.types import Role, Tensors
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
@@ -124,9 +124,11 @@ def test_uploads_of_workers_that_are_all_kept_are_those_of_the_serial_executor()
     a_plan = plan(method, place.net, list(who.values()))
     state = initial_state(place.net, a_plan)
     jobs = [Train(c, who[c].role, state.personal[c], calibrate=False) for c in who]
-    expected = {upload.client: upload for upload in serial(place)(a_plan.round(state), jobs)}
+    expected = {upload.client: upload for upload in serial(place)(round_of(state, a_plan), jobs)}
     with processes(place, 1) as execute:
-        got = [upload for _ in range(2) for upload in execute(a_plan.round(state), jobs)]  # the second over the first
+        got = [
+            upload for _ in range(2) for upload in execute(round_of(state, a_plan), jobs)
+        ]  # the second over the first
     assert len(got) == 2 * len(who)
     for upload in got:
         assert isinstance(upload, Upload)

@@ -21,7 +21,7 @@ from fedrbn.errors import FederationError
 from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import fatavg, fatavg_dbn, fedrbn
 from fedrbn.federated.protocol import Answers, Execute, Failure, Job, Result, Round, ServerState, Train, Upload
-from fedrbn.federated.server import Plan, federate, initial_state
+from fedrbn.federated.server import Plan, federate, freshness, initial_state
 from fedrbn.federated.uploads.collection import TooFewClientsError, in_order, listed
 from fedrbn.federated.uploads.quorum import shortage
 from fedrbn.types import Role
@@ -334,7 +334,7 @@ def test_shares_are_rounded_up_and_numbers_capped_at_who_was_asked() -> None:
     ten = [replace(todo.members[1], id=str(i)) for i in range(10)]
     assert shortage(todo.faults, ten, {str(i) for i in range(7)}) is None
     assert shortage(todo.faults, ten, {str(i) for i in range(6)}) is not None
-    assert replace(todo, faults=FaultsConfig(min_clients=3)).shortage(ten[:2], {"0", "1"}) is None
+    assert shortage(FaultsConfig(min_clients=3), ten[:2], {"0", "1"}) is None
     with pytest.raises(ConfigError, match=r"faults\.min_clients = 5 with 4 clients in a round; expected at most"):
         replace(todo, faults=FaultsConfig(min_clients=5))
 
@@ -369,7 +369,7 @@ def test_a_donor_that_is_gone_keeps_its_statistics_and_their_age_and_fades() -> 
     assert state.reported == {"c0": 1, "c1": 3, "c2": 3, "c3": 3}
     assert torch.equal(state.personal["c0"][MEAN_A], first.personal["c0"][MEAN_A])
     assert state.missed == {"c0": 2}
-    assert todo.fading(state) == {"c0": 0.5}
+    assert freshness(state, todo, []).fading == {"c0": 0.5}
     assert todo.method.propagation is not None
     fresh = todo.method.propagation.weights(state.personal, ["c1"], ["c0", "c3"], todo.names.batch_norms)[0]
     faded = fresh * torch.tensor([0.5, 1.0], dtype=torch.float64)
@@ -396,9 +396,11 @@ def test_a_donor_that_was_not_sampled_has_missed_nothing() -> None:
     assert any(
         state.reported.get("c0", 3) < state.round or state.reported.get("c3", 3) < state.round for state in states
     )
-    assert all(state.missed == few.fading(state) == {} for state in states)
+    assert all(state.missed == freshness(state, few, []).fading == {} for state in states)
 
 
 def test_a_donor_is_never_forgotten_altogether() -> None:
     todo, start = setting(FaultsConfig(stale_half_life=0.001))
-    assert todo.fading(replace(start, round=99, reported={"c0": 1, "c3": 99}, missed={"c0": 98})) == {"c0": 1e-12}
+    assert freshness(replace(start, round=99, reported={"c0": 1, "c3": 99}, missed={"c0": 98}), todo, []).fading == {
+        "c0": 1e-12
+    }
