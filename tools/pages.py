@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedrbn.reproduce import claims, claims_page
+from fedrbn.reproduce import claims, claims_page, experiment_cells
 from fedrbn.reproduce.differences import Difference
 from fedrbn.reproduce.table import Number, difference_grid, printed_number, shown_mean
 
@@ -21,22 +21,46 @@ PAGES = (
     "README.md",
     *(f"docs/{name}.md" for name in ("speed", "scaling", "benchmark", "plus", "choices", "transfer", "claims")),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A part of a table of `fedrbn reproduce` (all parts unless named), and how a page shows it."""
+
+    experiment: str
+    scale: str = "full"
+    threat: experiment_cells.Threat = "pixel"
+    part: str = "Digits"
+    kind: str = "plain"
+
+    @property
+    def folder(self) -> str:
+        """Where the table is, below `results`."""
+        return experiment_cells.folder_name(self.experiment, self.scale, self.threat)
+
+    @property
+    def command(self) -> str:
+        """What makes the table."""
+        return experiment_cells.command(self.experiment, self.scale, threat=self.threat)
+
+
 RESULTS = {
-    "benchmark": ("benchmark-cpu", "Digits", "captioned"),
-    "differences": ("benchmark-cpu", "Digits", "differences"),
-    "strong": ("strong-cpu", "Digits", "plain"),
-    "release": ("benchmark-cpu-authors-release", "Digits", "plain"),
-    "plus": ("plus-cpu", "Digits", "captioned"),
-    "plus-adaptive": ("plus-cpu", "Digits, adaptive", "plain"),
-    "plus-differences": ("plus-cpu", "Digits", "differences"),
-    "plus-choice": ("plus-choice-cpu", "Digits", "plain"),
-    "plus-parts": ("plus-parts-cpu", "Digits", "plain"),
-    "choices": ("choices-cpu", "", "captioned"),
-    "domains": ("domains-cpu", "", "plain"),
-    "bn-shift": ("bn-shift-full", "", "plain"),
-    "bn-shift-release": ("bn-shift-full-authors-release", "", "plain"),
+    "benchmark-release": Shown("benchmark", threat="authors-release"),
+    "benchmark": Shown("benchmark"),
+    "differences": Shown("benchmark", kind="differences"),
+    "strong": Shown("strong"),
+    "plus": Shown("plus", kind="captioned"),
+    "plus-adaptive": Shown("plus", part="Digits, adaptive"),
+    "plus-differences": Shown("plus", kind="differences"),
+    "plus-choice": Shown("plus-choice", "cpu"),
+    "plus-parts": Shown("plus-parts"),
+    "choices": Shown("choices", part="", kind="captioned"),
+    "domains": Shown("domains", part=""),
+    "transfer": Shown("transfer", "cpu", part="", kind="captioned"),
+    "bn-shift": Shown("bn-shift", part=""),
+    "bn-shift-release": Shown("bn-shift", threat="authors-release", part=""),
 }
-"""Tables of `fedrbn reproduce`: the folder, the part of the table (all of them unless named), and what is shown."""
+"""Tables of `fedrbn reproduce`, by mark."""
 
 
 def table(content: dict[str, Any]) -> str:
@@ -146,11 +170,11 @@ def contents() -> dict[str, str]:
         if path.exists():
             content = json.loads(path.read_text(encoding="utf-8"))
             found[name] = shares(content) if name == "profiling" else table(content)
-    for name, (folder, part, kind) in RESULTS.items():
-        path = ROOT / "results" / folder / "table.json"
+    for name, shown in RESULTS.items():
+        path = ROOT / "results" / shown.folder / "table.json"
         content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"numbers": []}
-        if any(part in ("", number["part"]) for number in content["numbers"]):  # --only may have left it out
-            found[name] = of_results(content, part, kind)
+        here = any(shown.part in ("", number["part"]) for number in content["numbers"])  # --only may have left it out
+        found[name] = of_results(content, shown.part, shown.kind) if here else f"Not measured yet: `{shown.command}`"
     return found
 
 

@@ -19,7 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedrbn.cli import app
-from fedrbn.cli.reproduce import duration, folder_name
+from fedrbn.cli.reproduce import duration
 from fedrbn.config import ConfigError, Experiment, FirstDomains
 from fedrbn.cost.count import without_images
 from fedrbn.data import AVAILABLE
@@ -322,8 +322,8 @@ def test_the_threat_model_is_another_run() -> None:
     )
     assert {c.runs[0].attack.threat for c in release} == {"authors-release"}
     assert not keys(pixel) & keys(release)
-    assert folder_name("dirichlet", "cpu", "authors-release", None) == "dirichlet-cpu-authors-release"
-    assert folder_name("dirichlet", "cpu", "pixel", "digits-mini") == "dirichlet-cpu-digits-mini"
+    assert experiment_cells.folder_name("dirichlet", "cpu", "authors-release", None) == "dirichlet-cpu-authors-release"
+    assert experiment_cells.folder_name("dirichlet", "cpu", "pixel", "digits-mini") == "dirichlet-cpu-digits-mini"
 
 
 def test_office_stands_in_for_domainnet_and_lacks_two_domains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from fedrbn.cli.output import console, echo
-from fedrbn.cli.reproduce import folder_name
 from fedrbn.cli.run import seed_numbers
 
 
@@ -39,6 +38,7 @@ def figure(
     from fedrbn.config import ConfigError
     from fedrbn.figures import catalogue
     from fedrbn.figures.sources import Request
+    from fedrbn.reproduce import experiment_cells
 
     if list_:
         show_figures()
@@ -47,7 +47,7 @@ def figure(
         raise ConfigError("got no figure; expected a name. fedrbn figure --list shows all.")
     entry = catalogue.find(name)
     request = Request(
-        table=results / folder_name(entry.experiment, scale, threat, data) / "table.json",
+        table=results / experiment_cells.folder_name(entry.experiment, scale, threat, data) / "table.json",
         store=store,
         scale=scale,
         threat=threat,

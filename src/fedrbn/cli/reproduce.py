@@ -13,7 +13,7 @@ from fedrbn.cli.run import seed_numbers
 
 if TYPE_CHECKING:
     from fedrbn.reproduce.declarations import Declaration
-    from fedrbn.reproduce.experiment_cells import Cell, Threat
+    from fedrbn.reproduce.experiment_cells import Cell
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -74,18 +74,13 @@ def reproduce(
         table.fill(declaration, cells, store, SCALES[scale], threat, numbers),
         command=experiment_cells.command(name, scale, numbers, threat=threat, data=data, only=only),
     )
-    folder = out / folder_name(name, scale, threat, data)
+    folder = out / experiment_cells.folder_name(name, scale, threat, data)
     table.write(filled, folder)
     echo(table.markdown(filled))
     say(f"wrote {folder}/table.md, table.csv and table.json")
     if failed:
         say(f"{failed} run(s) failed: their cells are empty or name the round; repeat the command to continue them")
         raise typer.Exit(1)
-
-
-def folder_name(name: str, scale: str, threat: Threat, data: str | None) -> str:
-    """The folder of a table: what differs from the usual is part of its name."""
-    return "-".join([name, scale, *([threat] if threat != "pixel" else []), *([data] if data else [])])
 
 
 def complete(declaration: Declaration, cells: list[Cell], store: Path, workers: int, subset: int, quiet: bool) -> int:

@@ -124,6 +124,11 @@ def command(
     )
 
 
+def folder_name(name: str, scale: str, threat: Threat, data: str | None = None) -> str:
+    """The folder of a table: what differs from the usual is part of its name."""
+    return "-".join([name, scale, *([threat] if threat != "pixel" else []), *([data] if data else [])])
+
+
 def _name(cell: Cell) -> str:
     return f"{cell.part}/{cell.row}/{cell.column}"
 
