@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fedrbn.attacks import AutoAttack, Corruption, LocalSearch, LogitsAttack, Oblivious, Untargeted
-from fedrbn.attacks.named import FAMILIES, PAPER, attack_named, epsilon
+from fedrbn.attacks.named import attack_named, epsilon
 from fedrbn.attacks.pgd import fgsm_rs, mia, pgd
+from fedrbn.builtin.attacks import FAMILIES, PAPER
 
 if TYPE_CHECKING:
     from tests.attacks.conftest import Trained

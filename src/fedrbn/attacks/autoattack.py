@@ -103,6 +103,13 @@ class AutoAttack:
         return ensemble
 
 
+def autoattack(
+    eps: float = 8 / 255, version: Literal["standard", "plus", "rand"] = "standard", queries: int = 5000
+) -> AutoAttack:
+    """All parts of a version of AutoAttack."""
+    return AutoAttack(eps=eps, version=version, queries=queries)
+
+
 def square(eps: float = 8 / 255, queries: int = 5000) -> AutoAttack:
     """Square (Andriushchenko et al. 2020) alone: random search by scores, which masked gradients cannot mislead."""
     return AutoAttack(eps=eps, only=("square",), queries=queries)

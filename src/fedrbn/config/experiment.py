@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedrbn.builtin.data_sets import AVAILABLE
 from fedrbn.config.schema import (
     AttackConfig,
     DataConfig,
@@ -74,27 +75,10 @@ class Experiment(Section):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
-DATA_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
-    "digits-mini": {
-        "federation": {"users_per_domain": 5, "fraction": 1.0, "validation": 0.25},
-        "model": {"width": 0.25},
-        "train": {"rounds": 40, "validate_every": 5},
-    },
-    "office-caltech10": {
-        "federation": {"users_per_domain": 2, "fraction": 1.0, "validation": 0.6, "at": ("amazon",)},
-        "model": {"name": "alexnet"},
-        "method": {"clip": 10.0},
-    },
-    "domainnet": {
-        "federation": {"users_per_domain": 5, "fraction": 1.0, "validation": 0.6},
-        "model": {"name": "alexnet"},
-        "method": {"clip": 10.0},
-    },
+DATA_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    name: description.defaults for name, description in AVAILABLE.items() if description.defaults
 }
-"""What differs from the paper's Digits setting for a data set, unless the user says otherwise.
-
-Options of the method are FedRBN's: other methods do not have them, and start from their own values.
-"""
+"""What differs from the paper's Digits setting for a data set, unless the user says otherwise."""
 
 
 def make(values: Mapping[str, Any]) -> Experiment:
