@@ -78,7 +78,7 @@ def test_texts_of_autoattack() -> None:
         ("pgd:eps=8/0", "got eps=8/0 in attack .*; expected a number such as 0.03 or 8/255"),
         ("pgd:eps=eight", "got eps=eight"),
         ("pgd:random-start=maybe", "got random-start=maybe in attack .*; expected yes or no"),
-        ("pgd:eps=8", r"got eps 8\.0; expected a length in \[0, 1\]"),
+        ("pgd:eps=8", r"got eps 8\.0; expected a length in \[0, 1\] \(did you mean 8/255\?\)"),
         ("contrast:severity=9", "got severity 9"),
         ("no_such_package.module:thing", "cannot be imported"),
     ],

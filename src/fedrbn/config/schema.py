@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedrbn.builtin import alternatives
 from fedrbn.builtin.aggregation import RULES
@@ -15,6 +15,7 @@ from fedrbn.builtin.attacks import ON_LOSS
 from fedrbn.builtin.data_sets import AVAILABLE
 from fedrbn.builtin.methods import METHODS
 from fedrbn.builtin.networks import NETWORKS
+from fedrbn.config.text import length_hint
 
 Share = Annotated[float, Field(gt=0, le=1)]
 """A part of a whole: above 0, at most 1."""
@@ -31,7 +32,14 @@ def _as_fraction(value: object) -> object:
     return value
 
 
-Pixels = Annotated[float, BeforeValidator(_as_fraction), Field(ge=0, le=1)]
+def _within_pixels(value: float) -> float:
+    """At most 1; who writes 8 usually means 8 of 255 grey levels."""
+    if value > 1:
+        raise ValueError(f"at most 1, because pixels lie in [0, 1] ({length_hint(value)})")
+    return value
+
+
+Pixels = Annotated[float, BeforeValidator(_as_fraction), Field(ge=0), AfterValidator(_within_pixels)]
 """A distance in pixel space, where images lie in [0, 1]; the text "8/255" is accepted too."""
 
 
