@@ -13,6 +13,7 @@ import fedrbn
 ROOT = Path(fedrbn.__file__).parent
 LAYERS = (
     "",  # the package root: nouns and ground floor
+    "builtin",
     "config",
     "nets",
     "attacks",

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fedrbn.attacks import AutoAttack, Corruption, LocalSearch, LogitsAttack, Oblivious, Untargeted
-from fedrbn.attacks.named import FAMILIES, PAPER, attack_named, epsilon
+from fedrbn.attacks.named import attack_named, epsilon
 from fedrbn.attacks.pgd import fgsm_rs, mia, pgd
+from fedrbn.builtin.attacks import FAMILIES, PAPER
 
 if TYPE_CHECKING:
     from tests.attacks.conftest import Trained
@@ -77,7 +78,7 @@ def test_texts_of_autoattack() -> None:
         ("pgd:eps=8/0", "got eps=8/0 in attack .*; expected a number such as 0.03 or 8/255"),
         ("pgd:eps=eight", "got eps=eight"),
         ("pgd:random-start=maybe", "got random-start=maybe in attack .*; expected yes or no"),
-        ("pgd:eps=8", r"got eps 8\.0; expected a length in \[0, 1\]"),
+        ("pgd:eps=8", r"got eps 8\.0; expected a length in \[0, 1\] \(did you mean 8/255\?\)"),
         ("contrast:severity=9", "got severity 9"),
         ("no_such_package.module:thing", "cannot be imported"),
     ],

@@ -9,7 +9,8 @@ import tomli_w
 from hypothesis import strategies as st
 
 from fedrbn import config
-from fedrbn.attacks.named import FAMILIES, PAPER, attack_named
+from fedrbn.attacks.named import attack_named, readers
+from fedrbn.builtin.attacks import FAMILIES, PAPER
 from fedrbn.cli.evaluate import attack_texts, parse_condition
 from fedrbn.config import Experiment
 from fedrbn.cost.units import Duty
@@ -84,7 +85,7 @@ def try_settings(given: list[str], _: Path) -> None:
 
 
 names = st.sampled_from([*PAPER, *FAMILIES, "", "paper", "corruptions", "os:system", "builtins:print"])
-keys = st.sampled_from(sorted({key for family in FAMILIES.values() for key in family.settings}))
+keys = st.sampled_from(sorted({key for name in FAMILIES for key in readers(name)}))
 numbers = st.one_of(
     st.sampled_from(["8/255", "1/0", "-1", "nan", "inf", "1e400", "5", "1" * 5000, "yes", "standard"]), texts
 )

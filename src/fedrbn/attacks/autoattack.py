@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrbn.attacks.protocols import Logits, check_images
+from fedrbn.config.text import length_hint
 from fedrbn.errors import AttackError
 
 Part: TypeAlias = Literal["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"]
@@ -48,7 +49,7 @@ class AutoAttack:
 
     def __post_init__(self) -> None:
         checks = (
-            (0 < self.eps <= 1, f"eps {self.eps}", "a length in (0, 1], such as 8 / 255"),
+            (0 < self.eps <= 1, f"eps {self.eps}", f"a length in (0, 1] ({length_hint(self.eps)})"),
             (self.version in ("standard", "plus", "rand"), f"version {self.version!r}", "standard, plus or rand"),
             (
                 self.only is None or (len(self.only) > 0 and set(self.only) <= set(_PARTS)),
@@ -101,6 +102,13 @@ class AutoAttack:
             targeted.n_target_classes = min(targeted.n_target_classes, classes - 1)
         ensemble.square.n_queries = self.queries
         return ensemble
+
+
+def autoattack(
+    eps: float = 8 / 255, version: Literal["standard", "plus", "rand"] = "standard", queries: int = 5000
+) -> AutoAttack:
+    """All parts of a version of AutoAttack."""
+    return AutoAttack(eps=eps, version=version, queries=queries)
 
 
 def square(eps: float = 8 / 255, queries: int = 5000) -> AutoAttack:

@@ -75,6 +75,26 @@ class Oblivious:
         return self.corruption(x, generator)
 
 
+def gaussian_noise(severity: int = 3) -> Oblivious:
+    """Independent noise on every pixel."""
+    return Oblivious(Corruption("gaussian-noise", severity))
+
+
+def gaussian_blur(severity: int = 3) -> Oblivious:
+    """A Gaussian blur."""
+    return Oblivious(Corruption("gaussian-blur", severity))
+
+
+def contrast(severity: int = 3) -> Oblivious:
+    """Pixels moved towards their channel's mean."""
+    return Oblivious(Corruption("contrast", severity))
+
+
+def pixelate(severity: int = 3) -> Oblivious:
+    """Fewer, larger pixels."""
+    return Oblivious(Corruption("pixelate", severity))
+
+
 def _blurred(x: Tensor, sigma: float) -> Tensor:
     """Convolution with a Gaussian, cut at 4 σ, along rows and then columns; the border pixels repeat outwards."""
     reach = max(1, round(4 * sigma))

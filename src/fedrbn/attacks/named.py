@@ -1,39 +1,24 @@
 """Attacks by text, for the command line and for tables: `pgd-100`, or `pgd:steps=50,eps=8/255,step=1/255,restarts=5`.
 
 A text is a name, or a name and settings after a colon. A name is one of the paper's settings (`PAPER`), a family of
-attacks or corruptions (`FAMILIES`), or your own as `package.module:object`. Settings override those of the name.
+attacks or corruptions (`FAMILIES`), or your own as `package.module:object`. Both tables are in
+`fedrbn.builtin.attacks`. Settings override those of the name.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast, get_origin, get_type_hints
 
-from fedrbn.attacks.autoattack import AutoAttack, apgd, square
-from fedrbn.attacks.corruptions import KINDS, Corruption, Kind, Oblivious
-from fedrbn.attacks.local_search import LocalSearch
-from fedrbn.attacks.pgd import PGD, fgsm_rs, mia, pgd
+from fedrbn.attacks.autoattack import AutoAttack
+from fedrbn.attacks.pgd import PGD
 from fedrbn.attacks.protocols import Attack, LogitsAttack, Untargeted
 from fedrbn.attacks.threat import accepts
+from fedrbn.builtin.attacks import FAMILIES, ON_LOSS, PAPER
 from fedrbn.config.plugins import is_reference, resolve, unknown
 from fedrbn.errors import AttackError
-
-PAPER: Mapping[str, str] = {
-    "pgd-7": "pgd:steps=7,eps=8/255,step=2/255",
-    "pgd-20": "pgd:steps=20,eps=16/255,step=2/255",
-    "pgd-100": "pgd:steps=100,eps=8/255,step=2/255",
-    "mia-20": "mia:steps=20,eps=16/255,step=2/255",
-    "mia-100": "mia:steps=100,eps=8/255,step=2/255",
-    "aa": "autoattack:eps=8/255,version=standard",
-    "lsa-7": "lsa:rounds=7",
-}
-"""The attacks of the paper, of its training (pgd-7) and of its table of attacks.
-
-The paper gives the step of 2/255 for 7 steps only. It is kept for the others: 20 steps reach 40/255 and 100 steps
-200/255, more than the ball is wide (32/255 and 16/255), so every start can reach every point.
-"""
 
 
 def attack_named(text: str) -> LogitsAttack:
@@ -59,12 +44,8 @@ def epsilon(attack: LogitsAttack) -> float | None:
             return None
 
 
-@dataclass(frozen=True)
-class Family:
-    """How a name and texts become an attack: the function to call, and for each setting its argument and reader."""
-
-    build: Callable[..., LogitsAttack]
-    settings: Mapping[str, tuple[str, Callable[[str], Any]]]
+Read: TypeAlias = Callable[[str], Any]
+"""From the text of a setting to its value."""
 
 
 def _fraction(text: str) -> float:
@@ -78,55 +59,18 @@ def _switch(text: str) -> bool:
     return text == "yes"
 
 
-def _word(name: str) -> tuple[str, Callable[[str], Any]]:
-    return name, str
+_READERS: Mapping[Any, Read] = {int: int, float: _fraction, bool: _switch, str: str, Literal: str}
+_SHORT = {"step_size": "step"}
 
 
-_EPS = ("eps", _fraction)
-_STEPS = ("steps", int)
-_STEP = ("step_size", _fraction)
-_QUERIES = ("queries", int)
-
-FAMILIES: Mapping[str, Family] = {
-    "pgd": Family(
-        lambda **settings: Untargeted(pgd(**settings)),
-        {
-            "eps": _EPS,
-            "steps": _STEPS,
-            "step": _STEP,
-            "restarts": ("restarts", int),
-            "random-start": ("random_start", _switch),
-        },
-    ),
-    "mia": Family(
-        lambda **settings: Untargeted(mia(**settings)),
-        {"eps": _EPS, "steps": _STEPS, "step": _STEP, "decay": ("decay", float)},
-    ),
-    "fgsm-rs": Family(lambda **settings: Untargeted(fgsm_rs(**settings)), {"eps": _EPS}),
-    "autoattack": Family(AutoAttack, {"eps": _EPS, "version": _word("version"), "queries": _QUERIES}),
-    "apgd": Family(apgd, {"eps": _EPS, "loss": _word("loss")}),
-    "square": Family(square, {"eps": _EPS, "queries": _QUERIES}),
-    "lsa": Family(
-        LocalSearch,
-        {
-            "rounds": ("rounds", int),
-            "r": ("r", float),
-            "trial": _word("trial"),
-            "radius": ("radius", int),
-            "pixels": ("pixels", int),
-            "top": ("top", int),
-            "accumulate": ("accumulate", _switch),
-        },
-    ),
-    **{
-        kind: Family(
-            lambda kind=kind, **settings: Oblivious(Corruption(cast(Kind, kind), **settings)),
-            {"severity": ("severity", int)},
-        )
-        for kind in KINDS
-    },
-}
-"""Every attack and corruption with its settings; a setting that is not given keeps the default of its function."""
+def readers(name: str) -> dict[str, tuple[str, Read]]:
+    """For each setting of a built-in attack, as texts call it, the parameter that it stands for and its reader."""
+    make = FAMILIES[name].load()
+    hints = get_type_hints(make)
+    kinds = {key: get_origin(hints[key]) or hints[key] for key in inspect.signature(make).parameters}
+    return {
+        _SHORT.get(key, key).replace("_", "-"): (key, _READERS[kind]) for key, kind in kinds.items() if kind in _READERS
+    }
 
 
 def _settings(text: str, whole: str) -> dict[str, str]:
@@ -147,16 +91,16 @@ def _settings(text: str, whole: str) -> dict[str, str]:
 
 
 def _built(name: str, given: Mapping[str, str], whole: str) -> LogitsAttack:
-    family = FAMILIES[name]
+    settings = readers(name)
     arguments = {}
     for key, value in given.items():
-        if key not in family.settings:
-            nearest = difflib.get_close_matches(key, family.settings, n=1, cutoff=0.4)
+        if key not in settings:
+            nearest = difflib.get_close_matches(key, settings, n=1, cutoff=0.4)
             guess = f" Did you mean {nearest[0]!r}?" if nearest else " Remove it."
             raise AttackError(
-                f"got setting {key!r} in attack {whole!r}; expected {', '.join(family.settings)} for {name}.{guess}"
+                f"got setting {key!r} in attack {whole!r}; expected {', '.join(settings)} for {name}.{guess}"
             )
-        argument, read = family.settings[key]
+        argument, read = settings[key]
         try:
             arguments[argument] = read(value)
         except (ValueError, ZeroDivisionError) as error:
@@ -164,7 +108,8 @@ def _built(name: str, given: Mapping[str, str], whole: str) -> LogitsAttack:
             raise AttackError(
                 f"got {key}={value} in attack {whole!r}; expected {expected}. Correct the value of {key}."
             ) from error
-    return family.build(**arguments)
+    made = FAMILIES[name](**arguments)
+    return Untargeted(made) if name in ON_LOSS else cast(LogitsAttack, made)
 
 
 def _plugged_in(name: str) -> LogitsAttack:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedrbn.attacks.protocols import Loss, check_pixels
+from fedrbn.config.text import length_hint
 from fedrbn.errors import AttackError
 
 
@@ -45,7 +46,7 @@ class PGD:
     def __post_init__(self) -> None:
         low, high = self.box
         checks = (
-            (0 <= self.eps <= 1, f"eps {self.eps}", "a length in [0, 1], such as 8 / 255"),
+            (0 <= self.eps <= 1, f"eps {self.eps}", f"a length in [0, 1] ({length_hint(self.eps)})"),
             (self.steps >= 1, f"steps {self.steps}", "at least 1"),
             (
                 0 < self.step_size <= 2 or self.step_size == self.eps == 0,

@@ -7,18 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
-from fedrbn.attacks.pgd import PGD, fgsm_rs, mia, pgd
+from fedrbn.attacks.pgd import PGD
 from fedrbn.attacks.protocols import Attack
+from fedrbn.builtin.attacks import ON_LOSS
 from fedrbn.config import AttackConfig
 from fedrbn.config.plugins import is_reference, resolve, unknown
 from fedrbn.errors import AttackError
-
-BUILT_IN: dict[str, Callable[[AttackConfig], PGD]] = {
-    "pgd": lambda config: pgd(config.eps, config.steps, config.step_size),
-    "mia": lambda config: mia(config.eps, config.steps, config.step_size),
-    "fgsm-rs": lambda config: fgsm_rs(config.eps),
-}
-"""The attacks an experiment can train with; fgsm-rs has one step, whose length follows from ε."""
 
 
 def from_config(config: AttackConfig) -> Attack:
@@ -27,12 +21,26 @@ def from_config(config: AttackConfig) -> Attack:
     A name `package.module:object` is looked up: the object is an attack `(loss, x, generator)` itself, or is called
     with the config and returns one; in the second case it sees eps, steps, step_size and threat, and honours them.
     """
-    if config.name in BUILT_IN:
-        attack = BUILT_IN[config.name](config)
-        return authors_release(attack) if config.threat == "authors-release" else attack
+    if config.name in ON_LOSS:
+        return _built_in(config)
     if not is_reference(config.name):
-        raise unknown("attack.name", config.name, BUILT_IN)
+        raise unknown("attack.name", config.name, ON_LOSS)
     return _plugged_in(config)
+
+
+def _built_in(config: AttackConfig) -> Attack:
+    """A built-in attack with those of ε, steps and step size that it has: FGSM-RS has one step, of its own length."""
+    make = ON_LOSS[config.name].load()
+    offered = config.model_dump(include={"eps", "steps", "step_size"})
+    attack: Attack = make(**{key: offered[key] for key in inspect.signature(make).parameters if key in offered})
+    if config.threat == "pixel":
+        return attack
+    if not isinstance(attack, PGD):
+        raise AttackError(
+            f"got threat {config.threat!r} with attack {config.name!r}; expected one that the released "
+            "code has, such as 'pgd'. Choose it, or set attack.threat to 'pixel'."
+        )
+    return authors_release(attack)
 
 
 def authors_release(attack: PGD) -> PGD:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedrbn.cli.output import console, listed, print_json, say, watching
-
-if TYPE_CHECKING:
-    pass
 from fedrbn.cli.run import (
     AsJson,
     ConfigFile,
     DataName,
+    Methods,
     Quiet,
     Rounds,
     Settings,
@@ -29,7 +27,7 @@ from fedrbn.cli.run import (
 
 def compare(
     config_file: ConfigFile = None,
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedrbn,fatbn,fatavg",
+    methods: Methods = "fedrbn,fatbn,fatavg",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; the table shows mean ± std.")] = "1",
     data: DataName = None,
     rounds: Rounds = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrbn.cli.output import console, listed, print_json, say
-from fedrbn.cli.run import as_folder
+from fedrbn.cli.run import Methods, as_folder
 from fedrbn.errors import DeployError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def renew(
 def demo(
     config_file: Annotated[Path, typer.Argument(help="A TOML file of settings.")],
     out: Annotated[Path, typer.Option(help="A new folder for the runs and the logs.")] = Path("runs/flower"),
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedrbn",
+    methods: Methods = "fedrbn",
     as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON instead of a table.")] = False,
 ) -> None:
     """Deploy on this machine: TLS, a SuperLink and one authenticated SuperNode for each client, as processes.

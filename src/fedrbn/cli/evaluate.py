@@ -9,8 +9,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from fedrbn.builtin import alternatives
+from fedrbn.builtin.attacks import CORRUPTIONS, FAMILIES, PAPER
 from fedrbn.cli.output import console, print_json, say, watching
 from fedrbn.errors import EvaluationError
+
+SEVERITIES = (1, 3, 5)
+"""Of the common corruptions that `--attacks corruptions` tries, of five."""
 
 
 def evaluate(
@@ -18,9 +23,10 @@ def evaluate(
     attacks: Annotated[
         str | None,
         typer.Option(
-            help="Attacks by name, separated by commas: pgd-7, pgd-20, pgd-100, mia-20, mia-100, aa, lsa-7, square, "
-            "pgd:steps=50,eps=8/255,step=1/255,restarts=5, gaussian-noise:severity=3 …; 'paper' is the paper's table, "
-            "'corruptions' four common corruptions at severities 1, 3, 5. Default: the attack of the run."
+            help=f"Attacks, separated by commas: {alternatives([*PAPER, *FAMILIES])}. Settings follow a colon, such as "
+            "pgd:steps=50,eps=8/255,step=1/255,restarts=5 or contrast:severity=3. 'paper' is the paper's table, "
+            f"'corruptions' is {', '.join(CORRUPTIONS)}, each at severities {', '.join(map(str, SEVERITIES))}. "
+            "Default: the attack of the run."
         ),
     ] = None,
     predict: Annotated[
@@ -76,22 +82,15 @@ def evaluate(
         raise typer.Exit(1)
 
 
-SEVERITIES = (1, 3, 5)
-"""Of the common corruptions that `--attacks corruptions` tries, of five."""
-
-
 def attack_texts(text: str | None) -> tuple[str, ...]:
     """The attacks of a comma list; settings after a colon are separated by commas too and stay together."""
-    from fedrbn.attacks.corruptions import KINDS
-    from fedrbn.attacks.named import PAPER
-
     parts: list[str] = []
     for part in (text or "").split(","):
         if "=" in part and ":" not in part and parts:
             parts[-1] += f",{part}"
         elif part.strip():
             parts.append(part.strip())
-    corruptions = tuple(f"{kind}:severity={severity}" for kind in KINDS for severity in SEVERITIES)
+    corruptions = tuple(f"{kind}:severity={severity}" for kind in CORRUPTIONS for severity in SEVERITIES)
     named = {"paper": tuple(name for name in PAPER if name != "pgd-7"), "corruptions": corruptions}
     return tuple(found for part in parts for found in named.get(part, (part,)))
 

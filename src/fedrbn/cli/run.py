@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fedrbn.builtin import alternatives
+from fedrbn.builtin.data_sets import AVAILABLE
+from fedrbn.builtin.methods import METHODS
 from fedrbn.cli.output import listed, show, watching
 
 if TYPE_CHECKING:
@@ -17,10 +20,10 @@ ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file of settings
 
 DataName = Annotated[
     str | None,
-    typer.Option(
-        "--data", help="digits-mini, digits, office-caltech10, domainnet, a folder, or package.module:object."
-    ),
+    typer.Option("--data", help=f"{alternatives(AVAILABLE, 'a folder')}."),
 ]
+
+Methods = Annotated[str, typer.Option(help=f"Methods, separated by commas: {alternatives(METHODS)}.")]
 
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds (train.rounds).")]
 
@@ -42,9 +45,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 def run(
     config_file: ConfigFile = None,
-    method: Annotated[
-        str | None, typer.Option(help="fedrbn, fatavg, fatprox, fatbn, fatavg+dbn, or package.module:object.")
-    ] = None,
+    method: Annotated[str | None, typer.Option(help=f"{alternatives(METHODS)}.")] = None,
     data: DataName = None,
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="Decides all randomness.")] = None,

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
+from fedrbn.builtin import BuiltIn
+from fedrbn.builtin.aggregation import RULES
+from fedrbn.builtin.attacks import CORRUPTIONS, ON_LOGITS, ON_LOSS
+from fedrbn.builtin.data_sets import AVAILABLE
+from fedrbn.builtin.methods import METHODS
+from fedrbn.builtin.networks import NETWORKS
 from fedrbn.cli.output import console, echo
 
 
@@ -54,4 +61,19 @@ def markdown_page() -> str:
             f"`{section}.{key} = {value}`" for section, values in sections.items() for key, value in values.items()
         )
         lines.append(f"- `{name}`: {content}")
+    for title, table in _named().items():
+        lines += ["", f"## {title}", ""]
+        lines += [f"- `{name}`: {entry.summary}" for name, entry in table.items()]
     return "\n".join(lines) + "\n"
+
+
+def _named() -> dict[str, Mapping[str, BuiltIn]]:
+    """What settings can name, under the title of its list."""
+    return {
+        "Methods (method.name)": METHODS,
+        "Aggregation rules (train.aggregation)": RULES,
+        "Networks (model.name)": NETWORKS,
+        "Data sets (data.name)": AVAILABLE,
+        "Attacks to train with (attack.name) and to evaluate with": ON_LOSS,
+        "Attacks to evaluate with only": {**ON_LOGITS, **CORRUPTIONS},
+    }

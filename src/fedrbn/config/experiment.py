@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
+from fedrbn.builtin.data_sets import AVAILABLE
 from fedrbn.config.schema import (
     AttackConfig,
     DataConfig,
@@ -23,7 +25,8 @@ from fedrbn.config.schema import (
     Section,
     TrainConfig,
 )
-from fedrbn.config.text import parse_toml, require_known, shortened, toml_value, unknown_name
+from fedrbn.config.text import parse_toml, require_known, toml_value
+from fedrbn.config.wording import choices, explained
 from fedrbn.errors import ConfigError
 
 
@@ -74,27 +77,10 @@ class Experiment(Section):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
-DATA_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
-    "digits-mini": {
-        "federation": {"users_per_domain": 5, "fraction": 1.0, "validation": 0.25},
-        "model": {"width": 0.25},
-        "train": {"rounds": 40, "validate_every": 5},
-    },
-    "office-caltech10": {
-        "federation": {"users_per_domain": 2, "fraction": 1.0, "validation": 0.6, "at": ("amazon",)},
-        "model": {"name": "alexnet"},
-        "method": {"clip": 10.0},
-    },
-    "domainnet": {
-        "federation": {"users_per_domain": 5, "fraction": 1.0, "validation": 0.6},
-        "model": {"name": "alexnet"},
-        "method": {"clip": 10.0},
-    },
+DATA_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    name: description.defaults for name, description in AVAILABLE.items() if description.defaults
 }
-"""What differs from the paper's Digits setting for a data set, unless the user says otherwise.
-
-Options of the method are FedRBN's: other methods do not have them, and start from their own values.
-"""
+"""What differs from the paper's Digits setting for a data set, unless the user says otherwise."""
 
 
 def make(values: Mapping[str, Any]) -> Experiment:
@@ -165,33 +151,7 @@ def _validated(values: Mapping[str, Any]) -> Experiment:
     try:
         return Experiment.model_validate(values)
     except ValidationError as error:
-        places: dict[tuple[Any, ...], str] = {}
-        for item in error.errors():
-            places.setdefault(item["loc"][:2], _explained(item["loc"][:2], item["msg"], item["input"]))
-        raise ConfigError("\n".join(places.values())) from None
-
-
-def _explained(place: tuple[Any, ...], message: str, got: object) -> str:
-    """One error in our words: got, expected, and the nearest right name for a misspelt one."""
-    if not place:  # a name that is not even text
-        return f"got {shortened(got)}; expected sections such as [data] with key = value lines."
-    section, key = str(place[0]), str(place[1]) if len(place) > 1 else None
-    detail = message.removeprefix("Value error, ")
-    fields = Experiment.model_fields
-    if section not in fields:
-        return unknown_name(section, fields, "section")
-    if key is None and detail != message:  # our own words: what one key of it stands for
-        return f"[{section}]: {detail}"
-    if key is None:
-        return (
-            f"[{section}]: got {shortened(got)}; expected a table of settings: [{section}] and key = value lines below."
-        )
-    keys = fields[section].annotation.model_fields  # type: ignore[union-attr]
-    if key not in keys:
-        return unknown_name(key, keys, f"key of [{section}]")
-    described = (keys[key].description or "").replace("\n", " ").strip()
-    meaning = f" Meaning: {described}" * bool(described)
-    return f"{section}.{key}: got {shortened(got)}; expected otherwise: {detail}.{meaning}"
+        raise ConfigError(explained(error.errors(), Experiment)) from None
 
 
 def reference() -> list[tuple[str, str, str, str]]:
@@ -202,5 +162,12 @@ def reference() -> list[tuple[str, str, str, str]]:
         for key, setting in field.annotation.model_fields.items():  # type: ignore[union-attr]
             value = defaults[section][key]
             shown = "–" if value is None else json.dumps(value)
-            rows.append((section, key, shown, " ".join((setting.description or "").split())))
+            rows.append((section, key, shown, _described(setting)))
     return rows
+
+
+def _described(setting: FieldInfo) -> str:
+    """What a setting means, on one line, and the words to choose from if it is a choice."""
+    words = choices(setting.annotation)
+    meaning = " ".join((setting.description or "").split())
+    return f"{meaning} Choices: {', '.join(words)}." if words else meaning

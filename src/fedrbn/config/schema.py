@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from fedrbn.builtin import alternatives
+from fedrbn.builtin.aggregation import RULES
+from fedrbn.builtin.attacks import ON_LOSS
+from fedrbn.builtin.data_sets import AVAILABLE
+from fedrbn.builtin.methods import METHODS
+from fedrbn.builtin.networks import NETWORKS
+from fedrbn.config.text import length_hint
 
 Share = Annotated[float, Field(gt=0, le=1)]
 """A part of a whole: above 0, at most 1."""
@@ -24,7 +32,14 @@ def _as_fraction(value: object) -> object:
     return value
 
 
-Pixels = Annotated[float, BeforeValidator(_as_fraction), Field(ge=0, le=1)]
+def _within_pixels(value: float) -> float:
+    """At most 1; who writes 8 usually means 8 of 255 grey levels."""
+    if value > 1:
+        raise ValueError(f"at most 1, because pixels lie in [0, 1] ({length_hint(value)})")
+    return value
+
+
+Pixels = Annotated[float, BeforeValidator(_as_fraction), Field(ge=0), AfterValidator(_within_pixels)]
 """A distance in pixel space, where images lie in [0, 1]; the text "8/255" is accepted too."""
 
 
@@ -37,8 +52,7 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Which images: an embedded or prepared data set, an image folder, or `package.module:object`."""
 
-    name: str = "digits-mini"
-    """digits-mini, digits, office-caltech10, domainnet, a folder root/<domain>/<class>/*, or package.module:object."""
+    name: str = Field("digits-mini", description=f"{alternatives(AVAILABLE, 'a folder root/<domain>/<class>/*')}.")
     domains: tuple[str, ...] | None = None
     """The domains that take part, in this order; None takes all."""
     image_size: int | None = Field(default=None, ge=8, le=1024)
@@ -118,10 +132,9 @@ def _named_partition(name: str) -> dict[str, Any]:
 
 
 class ModelConfig(Section):
-    """Which network: digits, alexnet, resnet18, or `package.module:factory`."""
+    """Which network."""
 
-    name: str = "digits"
-    """digits, alexnet, resnet18, or package.module:factory."""
+    name: str = Field("digits", description=f"{alternatives(NETWORKS)}.")
     width: float = Field(default=1.0, gt=0, le=4)
     """Scales every layer's channels; 1 is the paper's network."""
     momentum: float | None = Field(default=None, gt=0, le=1)
@@ -143,9 +156,7 @@ class TrainConfig(Section):
     """The learning rate over rounds: constant, or a cosine from `lr` towards 0."""
     validate_every: int = Field(default=1, ge=1)
     """Rounds between two validations; the last round is always validated."""
-    aggregation: str = "mean"
-    """How uploads become the next weights: mean (weighted by samples), slack (SFAT), median, trimmed-mean, krum,
-    multi-krum, geometric-median (RFA), norm-bound, or package.module:object."""
+    aggregation: str = Field("mean", description=f"How uploads become the next weights: {alternatives(RULES)}.")
     slack: float | None = Field(default=None, ge=0, lt=1)
     """α of SFAT: AT users with the smallest losses weigh 1 + α, the others 1 − α; 1/6 unless given, as released."""
     slack_share: float | None = Field(default=None, gt=0, lt=1)
@@ -163,8 +174,7 @@ class TrainConfig(Section):
 class AttackConfig(Section):
     """The adversary in training, validation and test: L∞, in pixels."""
 
-    name: str = "pgd"
-    """pgd, mia (momentum), fgsm-rs, or `package.module:object`."""
+    name: str = Field("pgd", description=f"{alternatives(ON_LOSS)}.")
     eps: Pixels = 8 / 255
     """Most that a pixel may change; "8/255" is accepted."""
     steps: int = Field(default=7, ge=1)
@@ -178,9 +188,7 @@ class AttackConfig(Section):
 class MethodConfig(Section):
     """The federated method and its options; None means the method's own default."""
 
-    name: str = "fedrbn"
-    """fedrbn, fedrbn+, fedrbn-noprop, fatavg, fatprox, fatbn, fatavg+dbn, fatmeta, fedrob, fatavg-free, fatbn-free,
-    local-at, finetune, or package.module:object."""
+    name: str = Field("fedrbn", description=f"{alternatives(METHODS)}.")
     lam: float | None = Field(default=None, ge=0, le=1)
     """λ of Eq. 5, the weight of the calibration loss of ST users."""
     weighting: Literal["cosine", "uniform"] | None = None

@@ -41,6 +41,11 @@ def shortened(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
+def length_hint(length: float) -> str:
+    """What to write for a length in pixels, for a message about one that is not in [0, 1]."""
+    return f"did you mean {length:g}/255?" if 1 < length <= 255 else "such as 8/255"
+
+
 def unknown_name(name: str, known: Iterable[str], what: str) -> str:
     """The message for a name that is not known, with the nearest one that is."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

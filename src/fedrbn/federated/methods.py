@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from fedrbn.attacks import PGD, Attack
+from fedrbn.builtin import methods
 from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import Local
 from fedrbn.federated.objectives import Adversarial, Calibrated, Calibration, Objective, OneStep, Standard
@@ -243,18 +244,5 @@ def _ball(attack: Attack, what: str) -> tuple[float, tuple[float, float]]:
     return attack.eps, attack.box
 
 
-METHODS: Mapping[str, Callable[[Attack], Method]] = {
-    "fedrbn": fedrbn,
-    "fedrbn+": fedrbn_plus,
-    "fatavg": fatavg,
-    "fatprox": fatprox,
-    "fatbn": fatbn,
-    "fatavg+dbn": fatavg_dbn,
-    "fatmeta": fatmeta,
-    "fedrob": fedrob,
-    "local-at": local_at,
-    "fedrbn-noprop": fedrbn_noprop,
-    "fatavg-free": fatavg_free,
-    "fatbn-free": fatbn_free,
-    "finetune": finetune,
-}
+METHODS: Mapping[str, Callable[[Attack], Method]] = methods.METHODS
+"""The methods by their names in `method.name`."""

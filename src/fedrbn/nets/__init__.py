@@ -10,25 +10,17 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from fedrbn.builtin.networks import NETWORKS
 from fedrbn.config.plugins import GIVEN, given_again, is_reference, resolve, unknown
 from fedrbn.errors import NetworkError
-from fedrbn.nets.alexnet import alexnet_bn
-from fedrbn.nets.digits import digits_cnn
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, plain, single
-from fedrbn.nets.resnet import resnet18
 
 __all__ = ["NETWORKS", "Affine", "DualNet", "build", "dual", "plain", "single"]
-
-NETWORKS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
-    {"digits": digits_cnn, "alexnet": alexnet_bn, "resnet18": resnet18}
-)
-"""The paper's networks: each a factory (classes, width, image_size, channels) -> network."""
 
 
 def build(name: str, classes: int, width: float, image_shape: tuple[int, int, int], seed: int) -> nn.Module:
@@ -57,7 +49,8 @@ def build(name: str, classes: int, width: float, image_shape: tuple[int, int, in
 def _source(name: str) -> nn.Module | Callable[..., object]:
     """The factory or ready network behind a name."""
     if name in NETWORKS:
-        return NETWORKS[name]
+        factory: Callable[..., object] = NETWORKS[name].load()
+        return factory
     if name == GIVEN:
         raise given_again("network")
     if not is_reference(name):

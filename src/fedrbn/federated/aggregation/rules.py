@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
 from typing import cast
 
+from fedrbn.builtin.aggregation import RULES
 from fedrbn.config import Experiment, TrainConfig, plugins
 from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import Local
 from fedrbn.federated.aggregation.mean import Aggregate, mean
-from fedrbn.federated.aggregation.robust import CoordinateMedian, GeometricMedian, Krum, NormBound, TrimmedMean
+from fedrbn.federated.aggregation.robust import Krum, TrimmedMean
 from fedrbn.federated.aggregation.slack import Slack
 from fedrbn.federated.methods import Method
 from fedrbn.federated.privacy.mechanism import Mechanism, PrivateMean
-
-SHARE = 0.2
-"""Of the clients of a round, so many are withstood if train.malicious does not say otherwise."""
-
-RULES: Mapping[str, tuple[frozenset[str], Callable[[TrainConfig], Aggregate]]] = {
-    "mean": (frozenset(), lambda _: mean),
-    "slack": (
-        frozenset({"slack", "slack_share"}),
-        lambda train: Slack(**_given(alpha=train.slack, share=train.slack_share)),
-    ),
-    "median": (frozenset(), lambda _: CoordinateMedian()),
-    "trimmed-mean": (frozenset({"malicious"}), lambda train: TrimmedMean(_malicious(train))),
-    "krum": (frozenset({"malicious"}), lambda train: Krum(_malicious(train))),
-    "multi-krum": (frozenset({"malicious", "keep"}), lambda train: Krum(_malicious(train), train.keep)),
-    "geometric-median": (frozenset(), lambda _: GeometricMedian()),
-    "norm-bound": (frozenset({"bound"}), lambda train: NormBound(train.bound)),
-}
-"""For each rule the settings of [train] that it has, and how it is made of them."""
-
-_SETTINGS = ("slack", "slack_share", "malicious", "keep", "bound")
 
 
 def aggregation(experiment: Experiment, method: Method, clients: int) -> Aggregate:
@@ -48,16 +29,16 @@ def aggregation(experiment: Experiment, method: Method, clients: int) -> Aggrega
 
 def _rule(train: TrainConfig) -> Aggregate:
     name = train.aggregation
-    known, make = RULES.get(name, (frozenset[str](), None))
-    for setting in _SETTINGS:
-        if getattr(train, setting) is not None and setting not in known:
-            having = " or ".join(repr(rule) for rule, (settings, _) in RULES.items() if setting in settings)
+    settings = {rule: _settings(rule) for rule in RULES}
+    for setting, having in _by_setting(settings).items():
+        if getattr(train, setting) is not None and name not in having:
+            rules = " or ".join(map(repr, having))
             raise ConfigError(
                 f"got train.{setting} = {getattr(train, setting):g} with train.aggregation = {name!r}, which has no "
-                f"such part; expected aggregation = {having}. Choose it, or leave {setting} out."
+                f"such part; expected aggregation = {rules}. Choose it, or leave {setting} out."
             )
-    if make is not None:
-        return make(train)
+    if name in RULES:
+        return cast(Aggregate, RULES[name](**_given({key: getattr(train, key) for key in settings[name]})))
     if not plugins.is_reference(name):
         raise plugins.unknown("train.aggregation", name, RULES)
     found = plugins.resolve(name)
@@ -69,13 +50,41 @@ def _rule(train: TrainConfig) -> Aggregate:
     return cast(Aggregate, found)
 
 
-def _given(**settings: float | None) -> dict[str, float]:
+def _settings(rule: str) -> list[str]:
+    """The settings of [train] that a built-in rule has: its parameters of the same names."""
+    parameters = inspect.signature(RULES[rule].load()).parameters
+    return [name for name in TrainConfig.model_fields if name in parameters]
+
+
+def _by_setting(settings: dict[str, list[str]]) -> dict[str, list[str]]:
+    """For each setting the rules that have it."""
+    names = [name for name in TrainConfig.model_fields if any(name in own for own in settings.values())]
+    return {name: [rule for rule, own in settings.items() if name in own] for name in names}
+
+
+def _given(settings: dict[str, float | None]) -> dict[str, float]:
     """The settings that are not left to the rule's own values."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _malicious(train: TrainConfig) -> float:
-    return SHARE if train.malicious is None else train.malicious
+def sample_mean() -> Aggregate:
+    """The mean, weighted by samples."""
+    return mean
+
+
+def slack_mean(slack: float | None = None, slack_share: float | None = None) -> Slack:
+    """SFAT's mean."""
+    return Slack(**_given({"alpha": slack, "share": slack_share}))
+
+
+def krum(malicious: float = 0.2) -> Krum:
+    """Krum, which keeps one upload."""
+    return Krum(malicious, keep=1)
+
+
+def multi_krum(malicious: float = 0.2, keep: int | None = None) -> Krum:
+    """Multi-Krum, which averages `keep` uploads, or all but the malicious ones."""
+    return Krum(malicious, keep)
 
 
 def _private_mean(experiment: Experiment, method: Method) -> Aggregate:

@@ -1,0 +1,40 @@
+"""Everything that a setting can name: methods, attacks, aggregation rules, networks and data sets, a table of each.
+
+An entry says where the code is and what it does. The code is imported when it is first used, so that the command line
+can list all names at once. To add something, write it in a file of its own and add its line to the table: help texts,
+`fedrbn settings`, `docs/configuration.md` and "did you mean" read the tables.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+OWN = "package.module:object"
+"""How settings name code that is not in these tables."""
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """One line of a table; it is called like the function that it stands for."""
+
+    reference: str
+    """Where that function (or class) is, as module:name."""
+    summary: str
+    """What it is, in half a line."""
+
+    def load(self) -> Any:
+        """The function itself."""
+        module, _, name = self.reference.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """What the function returns."""
+        return self.load()(*arguments, **keywords)
+
+
+def alternatives(names: Iterable[str], *others: str) -> str:
+    """The names as help texts list them, then what else is accepted: `a, b, or package.module:object`."""
+    return f"{', '.join([*names, *others])}, or {OWN}"

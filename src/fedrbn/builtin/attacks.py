@@ -1,0 +1,52 @@
+"""The attacks that `attack.name` and `fedrbn evaluate --attacks` can name, and the paper's settings of them.
+
+Each is a function that returns the attack. Its parameters that are numbers, text or switches are the settings that a
+text such as `pgd:steps=50,eps=8/255` can give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedrbn.builtin import BuiltIn
+
+ON_LOSS: Mapping[str, BuiltIn] = {
+    "pgd": BuiltIn("fedrbn.attacks.pgd:pgd", "projected gradient ascent, the paper's attack"),
+    "mia": BuiltIn("fedrbn.attacks.pgd:mia", "the momentum iterative attack"),
+    "fgsm-rs": BuiltIn("fedrbn.attacks.pgd:fgsm_rs", "one step from a random start"),
+}
+"""Attacks on any loss, `attack(loss, x, generator)`: clients can train with them, too."""
+
+ON_LOGITS: Mapping[str, BuiltIn] = {
+    "autoattack": BuiltIn("fedrbn.attacks.autoattack:autoattack", "AutoAttack, an ensemble of four"),
+    "apgd": BuiltIn("fedrbn.attacks.autoattack:apgd", "APGD alone"),
+    "square": BuiltIn("fedrbn.attacks.autoattack:square", "Square alone: random search without gradients"),
+    "lsa": BuiltIn("fedrbn.attacks.local_search:LocalSearch", "local search by single pixels, without gradients"),
+}
+"""Attacks on logits and labels, `attack(logits, x, y, generator)`: for evaluation only."""
+
+CORRUPTIONS: Mapping[str, BuiltIn] = {
+    "gaussian-noise": BuiltIn("fedrbn.attacks.corruptions:gaussian_noise", "Gaussian noise on every pixel"),
+    "gaussian-blur": BuiltIn("fedrbn.attacks.corruptions:gaussian_blur", "Gaussian blur"),
+    "contrast": BuiltIn("fedrbn.attacks.corruptions:contrast", "less contrast"),
+    "pixelate": BuiltIn("fedrbn.attacks.corruptions:pixelate", "fewer pixels"),
+}
+"""Common corruptions, which know nothing of the network: for evaluation only."""
+
+PAPER: Mapping[str, str] = {
+    "pgd-7": "pgd:steps=7,eps=8/255,step=2/255",
+    "pgd-20": "pgd:steps=20,eps=16/255,step=2/255",
+    "pgd-100": "pgd:steps=100,eps=8/255,step=2/255",
+    "mia-20": "mia:steps=20,eps=16/255,step=2/255",
+    "mia-100": "mia:steps=100,eps=8/255,step=2/255",
+    "aa": "autoattack:eps=8/255,version=standard",
+    "lsa-7": "lsa:rounds=7",
+}
+"""The attacks of the paper, of its training (pgd-7) and of its table of attacks.
+
+The paper gives the step of 2/255 for 7 steps only. It is kept for the others: 20 steps reach 40/255 and 100 steps
+200/255, more than the ball is wide (32/255 and 16/255), so every start can reach every point.
+"""
+
+FAMILIES: Mapping[str, BuiltIn] = {**ON_LOSS, **ON_LOGITS, **CORRUPTIONS}
+"""Every attack and corruption."""
