@@ -75,7 +75,7 @@ class FleetError(FedRBNError, ValueError):
     """Devices or their measurements that cannot be used."""
 
 
-class ModelFileError(FedRBNError, RuntimeError):
+class ModelFileError(FedRBNError, RuntimeError, ValueError):
     """An exported network that cannot be written, read or used."""
 
 
@@ -83,7 +83,7 @@ class OnboardingError(FedRBNError, ValueError):
     """A new client without what its model needs."""
 
 
-class DeployError(FedRBNError, RuntimeError):
+class DeployError(FedRBNError, RuntimeError, ValueError):
     """A site of a deployment that cannot be made or started."""
 
 

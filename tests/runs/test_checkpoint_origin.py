@@ -30,7 +30,12 @@ SETTINGS: dict[str, Any] = {
     "attack": {"steps": 1},
     "run": {"workers": 1, "seed": 1},
 }
-FREE = config.with_settings(SETTINGS, [("method", "name", "fatavg-free"), ("method", "replays", 1)])
+SMALL = config.with_settings(SETTINGS, [("data", "image_size", 16)])
+REMEMBERING = {
+    "fatavg-free": config.with_settings(SMALL, [("method", "name", "fatavg-free"), ("method", "replays", 1)]),
+    "fedrob": config.with_settings(SMALL, [("method", "name", "fedrob")]),
+}
+"""Methods whose AT user, plain-0, carries something on from round to round: noise, or an affine map."""
 
 
 class StopAfter:
@@ -61,10 +66,10 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return half(SETTINGS, tmp_path_factory.mktemp("origin") / "half")
 
 
-@pytest.fixture(scope="module")
-def free(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Free AT, stopped after two rounds: client plain-0 remembers its noise."""
-    return half(FREE, tmp_path_factory.mktemp("origin") / "free")
+@pytest.fixture(scope="module", params=REMEMBERING)
+def remembering(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose clients remember, stopped after two rounds."""
+    return half(REMEMBERING[request.param], tmp_path_factory.mktemp("origin") / str(request.param))
 
 
 @pytest.fixture
@@ -73,8 +78,8 @@ def copy(interrupted: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def free_copy(free: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(free, tmp_path / "run"))
+def memory_copy(remembering: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(remembering, tmp_path / "run"))
 
 
 def edit(path: Path, key: str, value: Any) -> None:
@@ -173,31 +178,31 @@ class TestMemory:
         ],
     )
     def test_a_run_whose_clients_forgot_is_refused(
-        self, loss: Callable[[Path], None], told: str, free_copy: Path
+        self, loss: Callable[[Path], None], told: str, memory_copy: Path
     ) -> None:
-        loss(free_copy)
+        loss(memory_copy)
         with pytest.raises(StorageError, match=rf"{told}.*Put a copy of the folder back, or train again"):
-            runs.resume(free_copy)
+            runs.resume(memory_copy)
 
-    def test_one_that_noted_nothing_is_held_to_what_is_certain(self, free_copy: Path) -> None:
-        without(free_copy / "last.safetensors", "memory")
-        lose_newest(free_copy)
+    def test_one_that_noted_nothing_is_held_to_what_is_certain(self, memory_copy: Path) -> None:
+        without(memory_copy / "last.safetensors", "memory")
+        lose_newest(memory_copy)
         with pytest.raises(StorageError, match=r"that of round 1 in .*remembers of round 2\. Put a copy"):
-            runs.resume(free_copy)
+            runs.resume(memory_copy)
 
-    def test_a_changed_number_fails_the_client_that_reads_it(self, free_copy: Path) -> None:
-        path = free_copy / "clients" / "plain-0" / "2.safetensors"
+    def test_a_changed_number_fails_the_client_that_reads_it(self, memory_copy: Path) -> None:
+        path = memory_copy / "clients" / "plain-0" / "2.safetensors"
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
         with pytest.raises(RuntimeError, match="its digest is not that of its content"):
-            runs.resume(free_copy)
+            runs.resume(memory_copy)
 
-    def test_with_its_memory_it_ends_as_if_nothing_had_happened(self, free_copy: Path, tmp_path: Path) -> None:
-        runs.resume(free_copy)
-        runs.run(config.make(FREE), tmp_path / "whole")
+    def test_with_its_memory_it_ends_as_if_nothing_had_happened(self, memory_copy: Path, tmp_path: Path) -> None:
+        runs.resume(memory_copy)
+        runs.run(RunDirectory.open(memory_copy).experiment(), tmp_path / "whole")
         for name in ("last.safetensors", "best.safetensors"):
-            assert (free_copy / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+            assert (memory_copy / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
     def test_a_method_without_memory_needs_none(self, copy: Path) -> None:
         assert not (copy / "clients").exists()
