@@ -18,7 +18,6 @@ from fedrbn.errors import StorageError
 from fedrbn.flower import wire
 from fedrbn.flower.client_app import app
 from fedrbn.flower.handshake import Response
-from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.instructions import TrainOrder, setup_for
 from fedrbn.flower.log import events
 from fedrbn.flower.serving import serve
@@ -28,6 +27,7 @@ from fedrbn.runs import load
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Role
 
+from .in_process import InProcessGrid
 from .small import CLIENTS, NODES, experiment, grid, last, run_config, served
 from .test_in_process import assert_same
 

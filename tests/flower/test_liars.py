@@ -21,13 +21,13 @@ from fedrbn.flower import wire
 from fedrbn.flower.claims import counted
 from fedrbn.flower.client_app import affordable
 from fedrbn.flower.deadline import DeadlineError, within
-from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.log import events
 from fedrbn.flower.serving import serve
 from fedrbn.flower.site import SiteData
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Member, Role
 
+from .in_process import InProcessGrid
 from .small import experiment, last, run_config, served
 from .test_fleet import Step, order_of, tampered
 from .test_messages import ROUND

@@ -24,13 +24,13 @@ from fedrbn.federated.objectives import OneStep
 from fedrbn.federated.options import configure, resolved
 from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Question, Result, Round, Train, Upload
 from fedrbn.flower import wire
-from fedrbn.flower.in_process import InProcessGrid, travelled
 from fedrbn.flower.instructions import EvaluateOrder, Setup, TrainOrder, Transport, method_of, setup_for
 from fedrbn.flower.messages import Parts, job_of, order_records, reply_records, result_of, shared_record
 from fedrbn.flower.questions import as_data, attack_from, from_data
 from fedrbn.nets.state import tensors
 from fedrbn.types import Branch, Member, Role
 
+from .in_process import InProcessGrid, travelled
 from .small import experiment
 
 TOKEN = "0123456789abcdef" * 2
