@@ -21,8 +21,9 @@ from fedrbn.config.schema import Section
 from fedrbn.data import AVAILABLE
 from fedrbn.errors import ConfigError
 from fedrbn.federated.options import resolved
+from fedrbn.federated.protocol import ClientId
 from fedrbn.fleet.description import Quantity
-from fedrbn.flower.instructions import ClientId, Setup, Transport
+from fedrbn.flower.instructions import Setup, Transport
 from fedrbn.types import Role
 
 Values: TypeAlias = Mapping[str, bool | int | float | str]
