@@ -33,10 +33,12 @@ from fedrbn.deploy import processes
 from fedrbn.deploy.fleet import fleet, free_ports, local_plan
 from fedrbn.deploy.site import create
 from fedrbn.flower.client_app import app
-from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.log import events
 from fedrbn.flower.serving import serve
 from fedrbn.runs.directory import RunDirectory
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from flower.in_process import InProcessGrid
 
 ROUNDS, CLIENTS = 3, 4
 APP = Path(__file__).parents[1] / "flower"

@@ -31,9 +31,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedrbn.deploy.superlink import LARGE, SMALL, UPLOADS, guarded
 from fedrbn.flower import wire
-from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.nets import NETWORKS, build
 from fedrbn.nets.state import tensors
+from flower.in_process import InProcessGrid
 
 PIECE = 64 * 1024
 """Bytes that are sent at a time; the server reads at most about so many before it looks at them."""

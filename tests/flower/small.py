@@ -12,9 +12,10 @@ from fedrbn import config
 from fedrbn.config import Experiment
 from fedrbn.federated.protocol import ServerState
 from fedrbn.flower.client_app import app
-from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.serving import serve
 from fedrbn.runs.directory import RunDirectory
+
+from .in_process import InProcessGrid
 
 SMALL: dict[str, dict[str, Any]] = {
     "data": {"domains": ["plain", "pen"]},

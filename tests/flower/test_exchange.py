@@ -12,7 +12,8 @@ from flwr.clientapp import ClientApp
 from fedrbn.flower import wire
 from fedrbn.flower.client_app import app
 from fedrbn.flower.exchange import CAUSES, Letter, Silence, exchange
-from fedrbn.flower.in_process import InProcessGrid
+
+from .in_process import InProcessGrid
 
 echo = ClientApp()
 

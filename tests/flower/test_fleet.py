@@ -18,7 +18,6 @@ from fedrbn.errors import StorageError
 from fedrbn.flower import wire
 from fedrbn.flower.client_app import app
 from fedrbn.flower.handshake import Response
-from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.instructions import TrainOrder, setup_for
 from fedrbn.flower.log import events
 from fedrbn.flower.serving import serve
@@ -28,6 +27,7 @@ from fedrbn.runs import load
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Role
 
+from .in_process import InProcessGrid
 from .small import CLIENTS, NODES, experiment, grid, last, run_config, served
 from .test_in_process import assert_same
 
@@ -53,7 +53,7 @@ def at_round(number: int, act: Callable[[], object]) -> ClientApp:
 
     def change(message: Message, context: Context, do: Step) -> Message:
         order = order_of(message)
-        if order is not None and order.round.number + 1 == number and order.client == CLIENTS[0]:
+        if order is not None and order.round.number + 1 == number and order.job.client == CLIENTS[0]:
             act()
         return do(message, context)
 
@@ -66,10 +66,11 @@ def test_a_node_that_joins_late_is_served(tmp_path: Path) -> None:
 
     def change(message: Message, context: Context, do: Step) -> Message:
         order = order_of(message)
-        if order is not None and order.client == "plain-0" and order.round.number == 0:
+        if order is not None and order.job.client == "plain-0" and order.round.number == 0:
             nodes.join(99, {"partition-id": 3})
-        if order is not None and order.client == "pen-1":
-            seen[order.round.number] = {"calibrate": order.calibrate, **wire.opened(message.content, "personal", 10**6)}
+        if order is not None and order.job.client == "pen-1":
+            personal = wire.opened(message.content, "personal", 10**6)
+            seen[order.round.number] = {"calibrate": order.job.calibrate, **personal}
         return do(message, context)
 
     nodes = grid(tampered(change), nodes={node: part for node, part in NODES.items() if part != 3})
@@ -95,12 +96,12 @@ def test_a_node_that_leaves_and_comes_back_goes_on_with_its_own_batch_norm(tmp_p
         reply = do(message, context)
         if order is None:
             return reply
-        if (order.round.number, order.client) == (0, "pen-1"):
+        if (order.round.number, order.job.client) == (0, "pen-1"):
             kept.update(wire.opened(reply.content, "personal", 10**6))
             nodes.leave(20)
-        if (order.round.number, order.client) == (1, "pen-0"):
+        if (order.round.number, order.job.client) == (1, "pen-0"):
             nodes.join(77, {"partition-id": 3})
-        if (order.round.number, order.client) == (2, "pen-1"):
+        if (order.round.number, order.job.client) == (2, "pen-1"):
             got.update(wire.opened(message.content, "personal", 10**6))
         return reply
 
@@ -122,9 +123,9 @@ def test_a_round_that_waits_for_everybody_finds_a_node_that_has_come_back(tmp_pa
     def change(message: Message, context: Context, do: Step) -> Message:
         order = order_of(message)
         reply = do(message, context)
-        if order is not None and (order.round.number, order.client) == (0, "pen-1"):
+        if order is not None and (order.round.number, order.job.client) == (0, "pen-1"):
             nodes.leave(20)
-        if order is not None and (order.round.number, order.client) == (1, "pen-0"):
+        if order is not None and (order.round.number, order.job.client) == (1, "pen-0"):
             nodes.join(77, {"partition-id": 3})
         return reply
 
@@ -156,7 +157,7 @@ def test_a_node_offers_what_it_has_kept_to_a_server_that_has_lost_it(tmp_path: P
 
     def change(message: Message, context: Context, do: Step) -> Message:
         order = order_of(message)
-        if order is not None and order.client == "pen-1":
+        if order is not None and order.job.client == "pen-1":
             got.update(wire.opened(message.content, "personal", 10**6))
         return do(message, context)
 
@@ -224,7 +225,7 @@ def test_another_experiment_in_the_directory_is_refused(tmp_path: Path) -> None:
 def test_a_node_that_raises_costs_its_update_only(tmp_path: Path) -> None:
     def change(message: Message, context: Context, do: Step) -> Message:
         order = order_of(message)
-        if order is not None and (order.round.number, order.client) == (1, "plain-1"):
+        if order is not None and (order.round.number, order.job.client) == (1, "plain-1"):
             raise OSError("disk is gone")
         return do(message, context)
 
@@ -295,7 +296,7 @@ def test_a_client_that_claims_at_but_trains_on_clean_images_is_flagged(tmp_path:
 
     def change(message: Message, context: Context, do: Step) -> Message:
         order = order_of(message)
-        if order is not None and order.client == "pen-1":
+        if order is not None and order.job.client == "pen-1":
             assert order.setup.attack is not None
             lazy = order.setup.attack.model_copy(update={"eps": 0.0, "step_size": 0.0, "steps": 1})
             setup = order.setup.model_copy(update={"attack": lazy})

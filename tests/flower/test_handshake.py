@@ -30,12 +30,12 @@ from fedrbn.flower.handshake import (
     wrong_network,
     wrong_part,
 )
-from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.log import EventLog, events
 from fedrbn.flower.registry import ANYBODY, Identity, Registration, Registry, identities
 from fedrbn.flower.roster import Guest, Roster
 from fedrbn.types import Member, Role
 
+from .in_process import InProcessGrid
 from .small import experiment
 
 BASE = Introduction(

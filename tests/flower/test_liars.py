@@ -21,13 +21,13 @@ from fedrbn.flower import wire
 from fedrbn.flower.claims import counted
 from fedrbn.flower.client_app import affordable
 from fedrbn.flower.deadline import DeadlineError, within
-from fedrbn.flower.in_process import InProcessGrid
 from fedrbn.flower.log import events
 from fedrbn.flower.serving import serve
 from fedrbn.flower.site import SiteData
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Member, Role
 
+from .in_process import InProcessGrid
 from .small import experiment, last, run_config, served
 from .test_fleet import Step, order_of, tampered
 from .test_messages import ROUND
@@ -55,13 +55,36 @@ def sites(claim: int, names: Mapping[int, str] = SITES) -> InProcessGrid:
         for name in ("response", "reply"):
             if context.node_config["name"] == "liar" and name in reply.content:
                 said = json.loads(reply.content[name]["json"])  # type: ignore[index, arg-type]
-                if "samples" in said["content"]:
-                    said["content"]["samples"] = claim
+                for content in said.values():
+                    if "samples" in content:
+                        content["samples"] = claim
                 reply.content[name]["json"] = json.dumps(said)  # type: ignore[index]
         return reply
 
     config = {"data": "flower.test_liars:images"}
     return InProcessGrid(tampered(lie), {node: {**config, "name": name} for node, name in names.items()})
+
+
+def test_an_upload_of_more_samples_than_the_node_came_with_is_refused(tmp_path: Path) -> None:
+    """It would weigh 60 of 170 in the mean, where the node introduced itself with 40."""
+
+    def lie(message: Message, context: Context, do: Step) -> Message:
+        reply = do(message, context)
+        if context.node_config["name"] == "liar" and "reply" in reply.content:
+            text = str(reply.content["reply"]["json"])  # type: ignore[index]
+            reply.content["reply"]["json"] = text.replace('"samples":40', '"samples":60')  # type: ignore[index]
+        return reply
+
+    config = {"data": "flower.test_liars:images"}
+    nodes = InProcessGrid(tampered(lie), {node: {**config, "name": name} for node, name in SITES.items()})
+    chosen = experiment(
+        train={"rounds": 1, "validate_every": 1}, federation={"at": ["clinic"]}, faults={"min_clients": 1}
+    )
+    served(tmp_path, "run", chosen, nodes, nodes=3)
+    (record,) = RunDirectory.open(tmp_path / "run").records("rounds.jsonl")
+    (failure,) = record["failures"]
+    assert failure["client"] == "liar"
+    assert "got 60 samples; expected the 40 that the client registered with" in failure["cause"]
 
 
 def members(*samples: int) -> list[Member]:
@@ -168,7 +191,7 @@ def test_a_node_cuts_an_order_of_too_many_steps(tmp_path: Path) -> None:
     def order_more(message: Message, context: Context, do: Step) -> Message:
         order = order_of(message)
         if order is not None:
-            more = order.model_copy(update={"round": order.round.model_copy(update={"steps": 10**9})})
+            more = order.model_copy(update={"round": replace(order.round, steps=10**9)})
             message.content["order"] = wire.text(more)
         return do(message, context)
 
@@ -205,11 +228,9 @@ def test_a_node_stops_its_job_at_the_deadline(tmp_path: Path) -> None:
 
     def order_more(message: Message, context: Context, do: Step) -> Message:
         order = order_of(message)
-        if order is not None and order.client == "ward":
+        if order is not None and order.job.client == "ward":
             more = {"steps": 10**7, "deadline_seconds": 0.5}
-            message.content["order"] = wire.text(
-                order.model_copy(update={"round": order.round.model_copy(update=more)})
-            )
+            message.content["order"] = wire.text(order.model_copy(update={"round": replace(order.round, **more)}))
         return do(message, context)
 
     config: dict[str, Any] = {"data": "flower.test_liars:images", "max-passes": 10**9}

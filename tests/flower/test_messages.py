@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from pydantic import Field
 
 from fedrbn.attacks import Untargeted, attack_named, from_config
 from fedrbn.config import AttackConfig
-from fedrbn.errors import MessageError
+from fedrbn.config.schema import Section
+from fedrbn.errors import MessageError, UploadError
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy
 from fedrbn.evaluation.diagnosis import Diagnosis
 from fedrbn.federated.aggregation.layout import Local, layout
@@ -23,14 +25,15 @@ from fedrbn.federated.methods import METHODS
 from fedrbn.federated.objectives import OneStep
 from fedrbn.federated.options import configure, resolved
 from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Question, Result, Round, Train, Upload
+from fedrbn.federated.uploads.validation import UploadCheck, length, scratch
 from fedrbn.flower import wire
-from fedrbn.flower.in_process import InProcessGrid, travelled
 from fedrbn.flower.instructions import EvaluateOrder, Setup, TrainOrder, Transport, method_of, setup_for
 from fedrbn.flower.messages import Parts, job_of, order_records, reply_records, result_of, shared_record
 from fedrbn.flower.questions import as_data, attack_from, from_data
 from fedrbn.nets.state import tensors
-from fedrbn.types import Branch, Member, Role
+from fedrbn.types import Branch, Member, Role, Tensors
 
+from .in_process import InProcessGrid, travelled
 from .small import experiment
 
 TOKEN = "0123456789abcdef" * 2
@@ -42,7 +45,7 @@ PARTS = Parts.of(NET, NAMES)
 VALUES = {name: tensor.clone() for name, tensor in tensors(NET).items()}
 SHARED = {name: VALUES[name] for name in NAMES.shared}
 PERSONAL = {name: VALUES[name] for name in NAMES.personal}
-ROUND = Round(4, 1, METHOD, SHARED, lr=0.05, batch_size=32, local_epochs=1, steps=3, freeze=1)
+ROUND = Round(4, 1, METHOD, SHARED, lr=0.05, batch_size=32, local_epochs=1, steps=3, freeze=1, deadline_seconds=90)
 MEMBER = {role: Member("pen-0", "pen", role, 20) for role in Role}
 
 
@@ -270,7 +273,7 @@ def _shared(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Recor
 def _reply(**changes: Any) -> Callable[[RecordDict], None]:
     def apply(records: RecordDict) -> None:
         content = json.loads(records["reply"]["json"])  # type: ignore[index, arg-type]
-        content["content"] |= changes
+        content["upload"] |= changes
         records["reply"] = ConfigRecord({"json": json.dumps(content)})
 
     return apply
@@ -292,15 +295,12 @@ HOSTILE: dict[str, tuple[Callable[[RecordDict], Any], str]] = {
     "a tensor more": (_shared(lambda values: values.update(extra=torch.ones(1))), "include 'extra'"),
     "another shape": (_shared(lambda values: values.update({FIRST: torch.ones(1)})), "expected torch.float32"),
     "another type": (_shared(lambda values: values.update({FIRST: values[FIRST].half()})), "torch.float16"),
-    "not a number": (_shared(lambda values: values[FIRST].fill_(torch.nan)), "not finite"),
-    "infinity": (_shared(lambda values: values[FIRST].fill_(torch.inf)), "not finite"),
     "no reply": (lambda records: records.pop("reply"), "without a readable 'reply'"),
     "reply that is not JSON": (_replaced("reply", ConfigRecord({"json": "{"})), "reply"),
     "reply that is huge": (_replaced("reply", ConfigRecord({"json": " " * 1_000_001})), "at most 1000000 characters"),
     "another client": (_reply(client="pen-1"), "got an answer of client 'pen-1'"),
     "a path as client": (_reply(client="../../etc"), "client"),
     "another round": (_reply(round=3), "expected 'pen-0' in round 5"),
-    "more samples than it has": (_reply(samples=2_000), "got an upload of 2000 samples"),
     "no samples": (_reply(samples=0), "samples"),
     "a key of its own": (_reply(weight=9), "weight"),
     "many metrics": (_reply(metrics={str(i): 1.0 for i in range(51)}), "metrics"),
@@ -321,6 +321,87 @@ def test_hostile_uploads_are_refused(case: str) -> None:
     tamper(records)
     with pytest.raises(MessageError, match=reason):
         result_of(records, ROUND, TRAIN, MEMBER[Role.AT], PARTS, "float32")
+
+
+CHECK = UploadCheck(
+    MEMBER[Role.AT],
+    VALUES,
+    {name: length(value) for name, value in VALUES.items() if value.is_floating_point()},
+    NAMES,
+    max_update=10.0,
+    scratch=scratch(),
+)
+
+
+@pytest.mark.parametrize("transport", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"shared": SHARED | {FIRST: torch.full_like(SHARED[FIRST], torch.nan)}}, "NaN or infinite"),
+        ({"shared": SHARED | {FIRST: torch.full_like(SHARED[FIRST], torch.inf)}}, "NaN or infinite"),
+        ({"samples": 2_000}, "got 2000 samples; expected the 20"),
+    ],
+)
+def test_wrong_numbers_are_refused_where_embedded_uploads_are(
+    wrong: dict[str, Any], reason: str, transport: Transport
+) -> None:
+    """The message is in good form and becomes an upload; the server checks that like any other."""
+    got = read(upload(Role.AT, **wrong), TRAIN, transport=transport)
+    assert isinstance(got, Upload)
+    with pytest.raises(UploadError, match=reason):
+        CHECK.admit(got)
+
+
+@pytest.mark.parametrize("part", ["shared", "personal"])
+def test_a_client_refuses_weights_that_are_no_numbers(part: str) -> None:
+    records = orders(TRAIN, Role.AT)
+    values = {"shared": SHARED, "personal": PERSONAL}[part]
+    name = next(name for name, value in values.items() if value.is_floating_point())
+    records[part] = wire.packed(values | {name: torch.full_like(values[name], torch.nan)})
+    with pytest.raises(MessageError, match="not finite"):
+        job_of(records, wire.value_of(records, "order", TrainOrder), PARTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", '{"failure": {"client": "pen-0", "round": 4, "cause": ""}, "answers": {"client": "pen-0", "round": 4}}'],
+)
+def test_a_reply_is_one_answer(text: str) -> None:
+    records = RecordDict({"reply": ConfigRecord({"json": text})})
+    with pytest.raises(MessageError, match="expected one of upload, answers, failure"):
+        result_of(records, ROUND, ASK, MEMBER[Role.AT], PARTS, "float32")
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Like a class of the protocol: tensors, and numbers with their bounds."""
+
+    shared: Tensors
+    warmth: Annotated[int, Field(ge=1, le=9)]
+    limit: Annotated[int, Field(ge=1)] | None = None
+
+
+class ParcelOrder(Section):
+    """Names no field but the one that travels elsewhere."""
+
+    parcel: Annotated[Parcel, wire.Without("shared")]
+
+
+def test_a_field_travels_with_its_bound_where_only_the_dataclass_names_it() -> None:
+    records = RecordDict({"order": wire.text(ParcelOrder(parcel=Parcel(SHARED, 7)))})
+    text = str(records["order"]["json"])  # type: ignore[index]
+    assert text == '{"parcel":{"warmth":7}}'
+    arrived = wire.value_of(records, "order", ParcelOrder).parcel
+    assert replace(arrived, shared=SHARED) == Parcel(SHARED, 7)
+    for wrong, reason in (
+        ({"warmth": 10}, "parcel.warmth"),
+        ({"limit": 3}, "parcel.warmth"),
+        ({"warmth": 7, "limit": 0}, "parcel.limit"),
+        ({"warmth": 7, "shared": {}}, "parcel.shared"),
+    ):
+        records["order"] = ConfigRecord({"json": json.dumps({"parcel": wrong})})
+        with pytest.raises(MessageError, match=reason):
+            wire.value_of(records, "order", ParcelOrder)
 
 
 def test_an_st_client_cannot_slip_in_a_noised_branch() -> None:
@@ -353,13 +434,20 @@ def _order(**changes: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_order(client="../other"), "client"),
+        (lambda order: order["job"].update(client="../other"), "client"),
         (_order(code="import os"), "code"),
-        (_order(role="ROOT"), "role"),
-        (lambda order: order["setup"].update(format="fedrbn-flower/2"), "format"),
+        (lambda order: order["job"].update(role="ROOT"), "role"),
+        (lambda order: order["setup"].update(format="fedrbn-flower/1"), "format"),
         (lambda order: order["setup"].update({"token": "../../tmp"}), "token"),
         (lambda order: order["round"].update(lr=-1), "lr"),
+        (lambda order: order["round"].update(lr=float("nan")), "lr"),
         (lambda order: order["round"].update(batch_size=0), "batch_size"),
+        (lambda order: order["round"].update(seed=2**63), "seed"),
+        (lambda order: order["round"].update(number=2**31), "number"),
+        (lambda order: order["round"].update(deadline_seconds=0), "deadline_seconds"),
+        (lambda order: order["round"].update(code="import os"), "code"),
+        (lambda order: order["round"].update(shared={}), "shared"),
+        (lambda order: order["round"].pop("lr"), "lr"),
         (lambda order: order["setup"]["method"].update(name=7), "method"),
     ],
 )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from flwr.common.config import get_fused_config_from_dir
 
-from fedrbn import config
-from fedrbn.config import ConfigError
+from fedrbn.config import ConfigError, Experiment
 from fedrbn.flower.settings import FlowerConfig, NodeConfig, experiment_of
 from fedrbn.types import Role
 
-APP = Path(__file__).parents[2] / "flower" / "pyproject.toml"
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import flower_app  # noqa: E402
+
+APP = ROOT / "flower" / "pyproject.toml"
 
 
 def test_settings_go_on_top_of_the_servers_file(tmp_path: Path) -> None:
@@ -54,20 +60,34 @@ def test_wrong_settings_are_refused(given: dict[str, int | str], reason: str) ->
         experiment_of(given)
 
 
+def test_the_apps_settings_are_up_to_date() -> None:
+    text = APP.read_text(encoding="utf-8")
+    assert text == flower_app.written(text), "write them anew: python tools/flower_app.py"
+
+
 def test_the_app_offers_every_setting_but_the_adversarys() -> None:
-    """Flower refuses a key that is not in the app's file, and hands the others to every node."""
+    """Flower hands the app's file to every node."""
     app = tomllib.loads(APP.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
     offered = app["config"]
     own = offered.pop("flower")
     assert own == FlowerConfig().model_dump()
     assert {value for section in offered.values() for value in section.values()} == {""}
-    names = {f"{section}.{key}" for section, keys in offered.items() for key in keys}
-    known = {f"{section}.{key}" for section, key, _, _ in config.reference() if section not in ("attack", "malice")}
-    assert names == known - {"run.workers", "run.device"}
+    assert set(Experiment.model_fields) - offered.keys() == {"attack", "malice"}
+    assert "rounds" in offered["train"]
     assert app["components"] == {
         "serverapp": "fedrbn.flower.server_app:app",
         "clientapp": "fedrbn.flower.client_app:app",
     }
+
+
+def test_flower_takes_the_settings_that_the_app_offers_and_no_others() -> None:
+    """By Flower's own rule, as in flwr run --run-config."""
+    given = get_fused_config_from_dir(APP.parent, {"train.rounds": 9, "flower.nodes": 3})
+    experiment, flower = experiment_of(given)
+    assert (experiment.train.rounds, flower.nodes) == (9, 3)
+    assert experiment.train.lr == experiment_of({})[0].train.lr, "what is not given has the schema's default"
+    with pytest.raises(ValueError, match="is not present"):
+        get_fused_config_from_dir(APP.parent, {"attack.steps": 3})
 
 
 def test_a_node_config_is_read_with_units_and_own_keys() -> None:

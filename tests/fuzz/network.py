@@ -21,7 +21,7 @@ from fedrbn.federated.assemble import build_network, build_plan
 from fedrbn.federated.options import configure, resolved
 from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Round, Train, Upload
 from fedrbn.federated.server import initial_state
-from fedrbn.federated.uploads.validation import LARGEST_STATISTIC
+from fedrbn.federated.uploads.validation import LARGEST_STATISTIC, UploadCheck, length, scratch
 from fedrbn.flower import wire
 from fedrbn.flower.claims import counted
 from fedrbn.flower.client_app import affordable
@@ -56,6 +56,14 @@ SHARED = {name: tensors(NET)[name].clone() for name in NAMES.shared}
 PERSONAL = {name: tensors(NET)[name].clone() for name in NAMES.personal}
 ROUND = Round(1, 1, METHOD, SHARED, lr=0.05, batch_size=32, local_epochs=1)
 MEMBER = Member("pen-0", "pen", Role.AT, 20)
+CHECK = UploadCheck(
+    MEMBER,
+    SHARED | PERSONAL,
+    {name: length(value) for name, value in (SHARED | PERSONAL).items() if value.is_floating_point()},
+    NAMES,
+    max_update=10.0,
+    scratch=scratch(),
+)
 SETUP = setup_for(Role.AT, CHOSEN, "0123456789abcdef" * 2)
 TRAIN = Train("pen-0", Role.AT, PERSONAL, calibrate=False)
 QUESTION = Accuracy(Branch.NOISED, "pgd-7", attack_named("pgd-7"), adaptive=True)
@@ -153,6 +161,7 @@ def try_reply(job: Job) -> Callable[[RecordDict, Path], None]:
         found = result_of(records, ROUND, job, MEMBER, PARTS, "float32")
         assert found.client == job.client
         if isinstance(found, Upload):
+            CHECK.admit(found)
             assert found.shared.keys() == SHARED.keys()
             assert all(bool(value.isfinite().all()) for value in found.shared.values())
 

@@ -2,13 +2,18 @@
 
 A round is one `Round` for all and one job for each client; a client answers a job with its result. `Execute` is the
 only seam to where clients run: in this process, in worker processes, or on other machines.
+
+The bounds beside the fields hold for what comes from other machines: messages are made from these classes and checked
+against them (`fedrbn.flower.instructions`). A field is declared here and nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias
+
+from pydantic import Field
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -17,6 +22,17 @@ if TYPE_CHECKING:
     from fedrbn.federated.methods import Method
     from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Role, Tensors
+
+MOST_CAUSE = 2000
+"""Characters of a cause of failure that comes from another machine."""
+MOST_SAMPLES = 2**40
+ClientId = Annotated[str, Field(pattern=r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}\z")]
+"""A name that can be part of a file's name."""
+Label = Annotated[str, Field(max_length=200)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+RoundNumber = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=0)]
+SampleCount = Annotated[int, Field(ge=1, lt=MOST_SAMPLES)]
 
 
 class Question(Protocol):
@@ -35,18 +51,18 @@ class Question(Protocol):
 class Round:
     """What all clients of a round have in common; it travels once per round, not once per client."""
 
-    number: int
-    seed: int
+    number: RoundNumber
+    seed: Seed
     method: Method
     shared: Tensors
-    lr: float
-    batch_size: int
-    local_epochs: int
-    steps: int | None = None
+    lr: Annotated[float, Field(ge=0)]
+    batch_size: Annotated[int, Field(ge=2)]
+    local_epochs: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)] | None = None
     """Iterations every client runs instead of whole epochs, when data sizes differ; None means whole epochs."""
-    freeze: int = 0
+    freeze: Count = 0
     """So many of the network's first layers are left as they are (fine-tuning)."""
-    deadline_seconds: float | None = None
+    deadline_seconds: Annotated[float, Field(gt=0)] | None = None
     """How long a client may take to answer; whoever runs the clients answers for a later one with a Failure."""
 
 
@@ -54,7 +70,7 @@ class Round:
 class Train:
     """Ask a client for one local update."""
 
-    client: str
+    client: ClientId
     role: Role
     personal: Tensors
     calibrate: bool
@@ -65,11 +81,11 @@ class Train:
 class Evaluate:
     """Ask a client how many of its held-out samples it gets right, clean or attacked."""
 
-    client: str
+    client: ClientId
     personal: Tensors
     part: Literal["validation", "test"]
     questions: tuple[Question, ...]
-    limit: int | None = None
+    limit: Count | None = None
     """Use only the first so many samples; None uses all."""
 
 
@@ -77,20 +93,20 @@ class Evaluate:
 class Upload:
     """A client's answer to Train: its new weights, its own batch norm, and how it went."""
 
-    client: str
-    round: int
+    client: ClientId
+    round: RoundNumber
     shared: Tensors
     personal: Tensors
-    samples: int
-    metrics: dict[str, float]
+    samples: SampleCount
+    metrics: Annotated[dict[Label, float], Field(max_length=50)]
 
 
 @dataclass(frozen=True)
 class Answers:
     """A client's answer to Evaluate: for each question, which samples it got right, in the order of its data."""
 
-    client: str
-    round: int
+    client: ClientId
+    round: RoundNumber
     correct: dict[str, Tensor]
 
 
@@ -98,9 +114,9 @@ class Answers:
 class Failure:
     """A job that did not work out, and why: the client raised, hung or died, or what it sent cannot be used."""
 
-    client: str
-    round: int
-    cause: str
+    client: ClientId
+    round: RoundNumber
+    cause: Annotated[str, Field(max_length=MOST_CAUSE)]
 
 
 Job: TypeAlias = Train | Evaluate

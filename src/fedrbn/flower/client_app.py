@@ -19,12 +19,12 @@ from fedrbn.errors import MessageError
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.executors.serial import ClientHost, perform
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
-from fedrbn.federated.protocol import Failure, Round, Train, Upload
+from fedrbn.federated.protocol import MOST_CAUSE, Failure, Round, Train, Upload
 from fedrbn.fleet.probe import free_memory, measure_speed
 from fedrbn.flower import wire
 from fedrbn.flower.deadline import within
 from fedrbn.flower.handshake import Budget, Introduction, Refusal, Response
-from fedrbn.flower.instructions import MOST_CAUSE, EvaluateOrder, Order, Setup, TrainOrder
+from fedrbn.flower.instructions import EvaluateOrder, Order, Setup, TrainOrder
 from fedrbn.flower.messages import Parts, failure_records, job_of, reply_records
 from fedrbn.flower.questions import attacks_in
 from fedrbn.flower.settings import NodeConfig
@@ -107,7 +107,7 @@ def _done(message: Message, context: Context, kind: type[TrainOrder | EvaluateOr
         with within(order.round.deadline_seconds):
             records = _performed(order, message.content, context)
     except _ERRORS as error:
-        records = failure_records(Failure(order.client, order.round.number, f"{type(error).__name__}: {error}"))
+        records = failure_records(Failure(order.job.client, order.round.number, f"{type(error).__name__}: {error}"))
     return Message(records, reply_to=message)
 
 
@@ -142,10 +142,10 @@ def affordable(round_: Round, samples: int, passes: int) -> Round:
 
 
 def _as_ordered(client: Client, order: Order) -> Client:
-    if client.id != order.client:
+    if client.id != order.job.client:
         raise MessageError(
-            f"got a job for client {order.client!r}; expected {client.id!r}, which is who this site is. Restart the "
-            "server's run after nodes have changed places."
+            f"got a job for client {order.job.client!r}; expected {client.id!r}, which is who this site is. Restart "
+            "the server's run after nodes have changed places."
         )
     return Client(client.id, client.domain, order.role, client.train, client.validation, client.test, client.augment)
 

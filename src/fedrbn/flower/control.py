@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedrbn.config.schema import Section
-from fedrbn.flower.instructions import ClientId
+from fedrbn.federated.protocol import ClientId
 from fedrbn.flower.log import EventLog
 
 

@@ -16,14 +16,14 @@ from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.assemble import Outline, PreparedExperiment, build_network, build_plan
 from fedrbn.federated.options import configure
-from fedrbn.federated.protocol import ServerState
+from fedrbn.federated.protocol import MOST_CAUSE, ServerState
 from fedrbn.federated.server import Plan, donors
 from fedrbn.fleet.probe import workload
 from fedrbn.flower.claims import counted, suspicions
 from fedrbn.flower.control import Control, read_control
 from fedrbn.flower.grid_execute import Line
 from fedrbn.flower.handshake import Agreement, Introduction, afforded_roles, configured_roles, wrong_network, wrong_part
-from fedrbn.flower.instructions import MOST_CAUSE, setup_for
+from fedrbn.flower.instructions import setup_for
 from fedrbn.flower.log import EventLog
 from fedrbn.flower.messages import Parts
 from fedrbn.flower.newcomers import welcomed

@@ -116,4 +116,6 @@ def _answers(line: Line, round_: Round, jobs: list[Job], kind: str, tally: _Tall
             result = result_of(content, round_, job, member, line.parts, line.transport)
         except MessageError as error:
             result = Failure(client, round_.number, str(error))
-        yield replace(result, samples=line.counted(client)) if isinstance(result, Upload) else result
+        if isinstance(result, Upload) and result.samples == member.samples:  # another claim is refused with the upload
+            result = replace(result, samples=line.counted(client))
+        yield result

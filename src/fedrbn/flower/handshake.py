@@ -20,17 +20,14 @@ from fedrbn.cost.units import Duty
 from fedrbn.data import AVAILABLE
 from fedrbn.data.federation import at_users
 from fedrbn.data.memory_limit import available_memory
+from fedrbn.federated.protocol import MOST_CAUSE, MOST_SAMPLES, ClientId, Label, RoundNumber
 from fedrbn.fleet.planner import Device, Speed, Workload, plan
-from fedrbn.flower.instructions import ClientId
-from fedrbn.flower.questions import Label
 from fedrbn.nets import NETWORKS, build
 from fedrbn.types import Member, Role
 
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
-MOST_SAMPLES = 2**40
 _MOST_PIXELS = 2**22
 """Values of one image, as for model files: 1024 x 1024 pixels of 4 channels."""
-_MOST_ROUNDS = 2**31
 COPIES = 4
 """Networks that a server holds at least: its own, the shared weights, their mean so far, and an upload."""
 _Side = Annotated[int, Field(ge=1, le=4096)]
@@ -74,7 +71,7 @@ class Introduction(Section):
     fingerprint: Digest
     """Names the network that it has built; see `site.fingerprint`."""
     budget: Budget
-    finished: int | None = Field(default=None, ge=0, lt=_MOST_ROUNDS)
+    finished: RoundNumber | None = None
     """Rounds after which the node last kept its own batch norm in this run; None if it has none."""
 
     @field_validator("image_shape")
@@ -89,7 +86,7 @@ class Refusal(Section):
     """Why a node will not take part."""
 
     kind: Literal["refusal"] = "refusal"
-    reason: str = Field(max_length=2000)
+    reason: str = Field(max_length=MOST_CAUSE)
 
 
 class Response(Section):

@@ -6,10 +6,10 @@ An ST client's order holds no attack to train with: it gets no settings of an ad
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedrbn.attacks import Loss, from_config
 from fedrbn.config import AttackConfig, DataConfig, Experiment, FederationConfig, MethodConfig, ModelConfig
@@ -17,24 +17,22 @@ from fedrbn.config.schema import PrivacyConfig, Section
 from fedrbn.errors import MessageError
 from fedrbn.federated.methods import Method
 from fedrbn.federated.options import configure, named
-from fedrbn.flower.questions import Label, QuestionData
+from fedrbn.federated.protocol import Answers, Evaluate, Failure, Result, Round, Seed, Train, Upload
+from fedrbn.flower.questions import QuestionData
+from fedrbn.flower.wire import Without
 from fedrbn.types import Role
 
-MOST_CAUSE = 2000
-"""Characters of a cause of failure."""
 _AT_ONLY = {"at_loss", "beta", "at_share", "replays", "affine_lr", "gamma", "affine_steps"}
 _AS_STANDARD = {"fatavg-free": "fatavg", "fatbn-free": "fatbn"}
 """Free AT is a matter of AT users: what ST users do has a name without it."""
 
 Transport: TypeAlias = Literal["float32", "bfloat16"]
-ClientId = Annotated[str, Field(pattern=r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}\z")]
-"""A name that can be part of a file's name."""
 
 
 class Setup(Section):
     """What every message repeats, because each one starts a new process at the client."""
 
-    format: Literal["fedrbn-flower/1"] = "fedrbn-flower/1"
+    format: Literal["fedrbn-flower/2"] = "fedrbn-flower/2"
     token: str = Field(pattern=r"\A[0-9a-f]{32}\z")
     """Names the run, so that a client tells what it remembers of this one from others."""
     model: ModelConfig
@@ -48,81 +46,57 @@ class Setup(Section):
     """What clients do to their uploads before they leave."""
     fast: bool
     """Whether clients compute with faster kernels, whose numbers differ by rounding."""
-    seed: int = Field(ge=0, lt=2**63)
+    seed: Seed
 
 
-class RoundData(Section):
-    """`Round` without its tensors and its method."""
-
-    number: int = Field(ge=0)
-    seed: int = Field(ge=0, lt=2**63)
-    lr: float = Field(ge=0)
-    batch_size: int = Field(ge=2)
-    local_epochs: int = Field(ge=1)
-    steps: int | None = Field(default=None, ge=1)
-    freeze: int = Field(default=0, ge=0)
-    deadline_seconds: float | None = Field(default=None, gt=0)
-    """Seconds after which the server no longer waits; the node stops then, too. None from servers that do not say."""
+RoundData: TypeAlias = Annotated[Round, Without("method", "shared")]
 
 
 class TrainOrder(Section):
-    """`Train` without its tensors."""
+    """`Train` and what it takes to do it, without tensors."""
 
     setup: Setup
     round: RoundData
-    client: ClientId
-    role: Role
-    calibrate: bool
+    job: Annotated[Train, Without("personal")]
     transport: Transport
+
+    @property
+    def role(self) -> Role:
+        """The client's."""
+        return self.job.role
 
 
 class EvaluateOrder(Section):
-    """`Evaluate` without its tensors."""
+    """`Evaluate` and what it takes to do it, without tensors."""
 
     setup: Setup
     round: RoundData
-    client: ClientId
+    job: Annotated[Evaluate, Without("personal", "questions")]
     role: Role
-    part: Literal["validation", "test"]
     questions: tuple[QuestionData, ...] = Field(max_length=100)
-    limit: int | None = Field(default=None, ge=0)
     transport: Transport
 
 
 Order: TypeAlias = TrainOrder | EvaluateOrder
 
 
-class Uploaded(Section):
-    """`Upload` without its tensors."""
-
-    kind: Literal["upload"] = "upload"
-    client: ClientId
-    round: int
-    samples: int = Field(ge=1, lt=2**40)
-    metrics: dict[Label, float] = Field(max_length=50)
-
-
-class Answered(Section):
-    """`Answers` without its tensors."""
-
-    kind: Literal["answers"] = "answers"
-    client: ClientId
-    round: int
-
-
-class Failed(Section):
-    """`Failure`."""
-
-    kind: Literal["failure"] = "failure"
-    client: ClientId
-    round: int
-    cause: str = Field(max_length=MOST_CAUSE)
-
-
 class Reply(Section):
-    """What a client answers."""
+    """What a client answers, without tensors: one of these."""
 
-    content: Annotated[Uploaded | Answered | Failed, Field(discriminator="kind")]
+    upload: Annotated[Upload, Without("shared", "personal")] | None = None
+    answers: Annotated[Answers, Without("correct")] | None = None
+    failure: Annotated[Failure, Without()] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError("got several answers or none; expected one of upload, answers, failure")
+        return self
+
+    @property
+    def result(self) -> Result:
+        """The one that is given."""
+        return self.upload or self.answers or cast(Failure, self.failure)
 
 
 @dataclass(frozen=True)

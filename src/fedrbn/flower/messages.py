@@ -22,22 +22,9 @@ from fedrbn.config import AttackConfig
 from fedrbn.errors import MessageError
 from fedrbn.evaluation.accuracy import Accuracy
 from fedrbn.federated.aggregation.layout import Layout
-from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Result, Round, Train, Upload
+from fedrbn.federated.protocol import MOST_CAUSE, Answers, Evaluate, Failure, Job, Result, Round, Train, Upload
 from fedrbn.flower import wire
-from fedrbn.flower.instructions import (
-    MOST_CAUSE,
-    Answered,
-    EvaluateOrder,
-    Failed,
-    Order,
-    Reply,
-    RoundData,
-    Setup,
-    TrainOrder,
-    Transport,
-    Uploaded,
-    method_of,
-)
+from fedrbn.flower.instructions import EvaluateOrder, Order, Reply, Setup, TrainOrder, Transport, method_of
 from fedrbn.flower.questions import as_data, from_data
 from fedrbn.flower.wire import Spec, Specs
 from fedrbn.nets.dual_bn import DualNet
@@ -84,115 +71,89 @@ def order_records(
     round_: Round, job: Job, role: Role, setup: Setup, shared: ArrayRecord, transport: Transport, attack: AttackConfig
 ) -> RecordDict:
     """A job as a message; `attack` is the experiment's, which questions may ask about."""
-    data = RoundData(
-        number=round_.number,
-        seed=round_.seed,
-        lr=round_.lr,
-        batch_size=round_.batch_size,
-        local_epochs=round_.local_epochs,
-        steps=round_.steps,
-        freeze=round_.freeze,
-        deadline_seconds=round_.deadline_seconds,
-    )
     order: Order
     if isinstance(job, Train):
-        order = TrainOrder(
-            setup=setup, round=data, client=job.client, role=role, calibrate=job.calibrate, transport=transport
-        )
+        order = TrainOrder(setup=setup, round=round_, job=replace(job, role=role), transport=transport)
     else:
-        order = EvaluateOrder(
-            setup=setup,
-            round=data,
-            client=job.client,
-            role=role,
-            part=job.part,
-            questions=tuple(as_data(question, attack) for question in job.questions),
-            limit=job.limit,
-            transport=transport,
-        )
+        questions = tuple(as_data(question, attack) for question in job.questions)
+        order = EvaluateOrder(setup=setup, round=round_, job=job, role=role, questions=questions, transport=transport)
     return RecordDict({"shared": shared, "personal": wire.packed(job.personal), "order": wire.text(order)})
 
 
 def job_of(records: RecordDict, order: Order, parts: Parts) -> tuple[Round, Job]:
     """The round and the job of an order, with its tensors checked."""
-    shared = _exact(wire.unpacked(records, "shared", _lowered(parts.shared, parts, order.transport)), parts.shared)
-    personal = wire.unpacked(records, "personal", parts.personal)
-    given = order.round
-    round_ = Round(
-        number=given.number,
-        seed=given.seed,
-        method=method_of(order.setup),
-        shared=shared,
-        lr=given.lr,
-        batch_size=given.batch_size,
-        local_epochs=given.local_epochs,
-        steps=given.steps,
-        freeze=given.freeze,
-        deadline_seconds=given.deadline_seconds,
-    )
+    shared = _exact(_finite(records, "shared", _lowered(parts.shared, parts, order.transport)), parts.shared)
+    personal = _finite(records, "personal", parts.personal)
+    round_ = replace(order.round, method=method_of(order.setup), shared=shared)
     if isinstance(order, TrainOrder):
-        return round_, Train(order.client, order.role, personal, order.calibrate)
+        return round_, replace(order.job, personal=personal)
     questions = tuple(from_data(question) for question in order.questions)
-    return round_, Evaluate(order.client, personal, order.part, questions, order.limit)
+    return round_, replace(order.job, personal=personal, questions=questions)
+
+
+def _finite(records: RecordDict, name: str, expected: Specs) -> Tensors:
+    """The tensors of an order. Those of a reply are looked at by `fedrbn.federated.uploads.validation`."""
+    found = wire.unpacked(records, name, expected)
+    for key, tensor in found.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise MessageError(
+                f"got {key!r} in {name!r} with numbers that are not finite; expected finite ones. The server's weights "
+                "have diverged: lower train.lr."
+            )
+    return found
 
 
 def reply_records(result: Result, received: Tensors, parts: Parts, transport: Transport) -> RecordDict:
     """A result as a message; `received` is the θ that the client was sent."""
     match result:
-        case Upload(client, number, shared, personal, samples, metrics):
+        case Upload(shared=shared, personal=personal):
             if transport == "bfloat16":
                 shared = _rounded({name: tensor - received[name] for name, tensor in shared.items()}, parts, transport)
-            note = Uploaded(client=client, round=number, samples=samples, metrics=metrics)
-            reply = Reply(content=note)
-            return RecordDict(
-                {"shared": wire.packed(shared), "personal": wire.packed(personal), "reply": wire.text(reply)}
-            )
-        case Answers(client, number, correct):
-            reply = Reply(content=Answered(client=client, round=number))
-            return RecordDict({"correct": wire.packed(correct), "reply": wire.text(reply)})
+            text = wire.text(Reply(upload=result))
+            return RecordDict({"shared": wire.packed(shared), "personal": wire.packed(personal), "reply": text})
+        case Answers(correct=correct):
+            return RecordDict({"correct": wire.packed(correct), "reply": wire.text(Reply(answers=result))})
         case Failure():
             return failure_records(result)
 
 
 def failure_records(failure: Failure) -> RecordDict:
     """A failure as a message: it holds no tensors."""
-    content = Failed(client=failure.client, round=failure.round, cause=failure.cause[:MOST_CAUSE])
-    return RecordDict({"reply": wire.text(Reply(content=content))})
+    return RecordDict({"reply": wire.text(Reply(failure=replace(failure, cause=failure.cause[:MOST_CAUSE])))})
 
 
 def result_of(
     records: RecordDict, round_: Round, job: Job, member: Member, parts: Parts, transport: Transport
 ) -> Result:
     """The result in a reply to this job; anything else than what was asked for is an error."""
-    content = wire.value_of(records, "reply", Reply).content
-    if (content.client, content.round) != (job.client, round_.number):
+    said = wire.value_of(records, "reply", Reply).result
+    if (said.client, said.round) != (job.client, round_.number):
         raise MessageError(
-            f"got an answer of client {content.client!r} in round {content.round + 1}; expected {job.client!r} in "
+            f"got an answer of client {said.client!r} in round {said.round + 1}; expected {job.client!r} in "
             f"round {round_.number + 1}. The node mixes up its jobs."
         )
-    if isinstance(content, Failed):
-        return Failure(job.client, round_.number, content.cause)
-    if isinstance(job, Train) and isinstance(content, Uploaded):
-        return _upload(records, content, round_, member, parts, transport)
-    if isinstance(job, Evaluate) and isinstance(content, Answered):
-        return Answers(job.client, round_.number, _answers(records, job))
-    raise MessageError(f"got {content.kind} to {type(job).__name__}; expected upload to Train, answers to Evaluate.")
+    if isinstance(said, Failure):
+        return said
+    if isinstance(job, Train) and isinstance(said, Upload):
+        shared, personal = _uploaded(records, round_, member.role, parts, transport)
+        return replace(said, shared=shared, personal=personal)
+    if isinstance(job, Evaluate) and isinstance(said, Answers):
+        return replace(said, correct=_answers(records, job))
+    raise MessageError(
+        f"got {type(said).__name__} to {type(job).__name__}; expected Upload to Train, Answers to Evaluate. The node "
+        "mixes up its jobs."
+    )
 
 
-def _upload(
-    records: RecordDict, content: Uploaded, round_: Round, member: Member, parts: Parts, transport: Transport
-) -> Upload:
-    if content.samples != member.samples:  # it weighs the client in the mean
-        raise MessageError(
-            f"got an upload of {content.samples} samples; expected the {member.samples} that the node introduced "
-            "itself with. Restart the node after its data have changed."
-        )
-    shared_parts, personal_parts = parts.uploaded(member.role)
+def _uploaded(
+    records: RecordDict, round_: Round, role: Role, parts: Parts, transport: Transport
+) -> tuple[Tensors, Tensors]:
+    """(shared, personal) of an upload."""
+    shared_parts, personal_parts = parts.uploaded(role)
     shared = wire.unpacked(records, "shared", _lowered(shared_parts, parts, transport))
     if transport == "bfloat16":
         shared = {name: round_.shared[name] + change for name, change in _exact(shared, shared_parts).items()}
-    personal = wire.unpacked(records, "personal", personal_parts)
-    return Upload(member.id, round_.number, shared, personal, content.samples, content.metrics)
+    return shared, wire.unpacked(records, "personal", personal_parts)
 
 
 _MOST_ANSWERS = 10_000_000

@@ -14,10 +14,9 @@ from fedrbn.config.schema import Section
 from fedrbn.errors import MessageError
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy, Deployment, deployment_name
 from fedrbn.evaluation.diagnosis import Diagnosis
-from fedrbn.federated.protocol import Question
+from fedrbn.federated.protocol import Count, Label, Question
 from fedrbn.types import Branch
 
-Label = Annotated[str, Field(max_length=200)]
 Kind: TypeAlias = Literal["pgd", "autoattack", "local-search", "corruption"]
 KINDS: dict[Kind, type[PGD | AutoAttack | LocalSearch | Corruption]] = {
     "pgd": PGD,
@@ -45,7 +44,7 @@ class AccuracyData(Section):
     label: Label = ""
     attack: AttackData | None = None
     adaptive: bool = False
-    limit: int | None = Field(default=None, ge=0)
+    limit: Count | None = None
     radius: float | None = Field(default=None, ge=0)
 
 
@@ -54,7 +53,7 @@ class DiagnosisData(Section):
 
     ask: Literal["diagnosis"] = "diagnosis"
     deployment: Label
-    samples: int = Field(ge=0)
+    samples: Count
 
 
 QuestionData: TypeAlias = Annotated[AccuracyData | DiagnosisData, Field(discriminator="ask")]

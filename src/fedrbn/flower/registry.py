@@ -17,7 +17,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fedrbn.config.schema import Section
 from fedrbn.errors import StorageError
-from fedrbn.flower.handshake import MOST_SAMPLES, Digest
+from fedrbn.federated.protocol import SampleCount
+from fedrbn.flower.handshake import Digest
 from fedrbn.runs.directory import write_atomically
 
 _PEM = b"-----BEGIN PUBLIC KEY-----"
@@ -35,7 +36,7 @@ class Identity(Section):
 class Registration(Identity):
     """A client as it first came."""
 
-    samples: int = Field(ge=1, lt=MOST_SAMPLES)
+    samples: SampleCount
 
 
 ANYBODY = Identity()

@@ -21,8 +21,9 @@ from fedrbn.config.schema import Section
 from fedrbn.data import AVAILABLE
 from fedrbn.errors import ConfigError
 from fedrbn.federated.options import resolved
+from fedrbn.federated.protocol import ClientId
 from fedrbn.fleet.description import Quantity
-from fedrbn.flower.instructions import ClientId, Setup, Transport
+from fedrbn.flower.instructions import Setup, Transport
 from fedrbn.types import Role
 
 Values: TypeAlias = Mapping[str, bool | int | float | str]
@@ -36,11 +37,11 @@ class FlowerConfig(Section):
     """A TOML file of settings on the server's machine; the run config goes on top."""
     nodes: int = Field(default=2, ge=1)
     """Training starts when so many nodes have introduced themselves."""
-    wait: float = Field(default=300, ge=0)
+    wait: float = Field(default=300.0, ge=0)
     """Most seconds to wait for them."""
-    deadline: float = Field(default=600, gt=0)
+    deadline: float = Field(default=600.0, gt=0)
     """Seconds that nodes have for a job."""
-    introduction: float = Field(default=120, gt=0)
+    introduction: float = Field(default=120.0, gt=0)
     """Seconds that a node has to introduce itself."""
     poll: float = Field(default=0.2, gt=0)
     """Seconds between two looks for answers."""

@@ -8,13 +8,14 @@ Nothing is ever unpickled.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeAlias, TypeVar
 
 import safetensors
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from pydantic import ValidationError
+from pydantic import ConfigDict, GetCoreSchemaHandler, ValidationError, create_model
+from pydantic_core import CoreSchema, core_schema
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
@@ -60,7 +61,7 @@ def packed(tensors: Tensors) -> ArrayRecord:
 
 
 def unpacked(records: RecordDict, name: str, expected: Mapping[str, Spec]) -> Tensors:
-    """The tensors of a record; exactly the expected names, shapes and types, and only finite numbers."""
+    """The tensors of a record; exactly the expected names, shapes and types."""
     most = sum(spec.nbytes for spec in expected.values()) + _HEADER * (len(expected) + 1)
     tensors = opened(records, name, most)
     if tensors.keys() != expected.keys():
@@ -75,11 +76,6 @@ def unpacked(records: RecordDict, name: str, expected: Mapping[str, Spec]) -> Te
             raise MessageError(
                 f"got {key!r} in {name!r} of {tensor.dtype} {tuple(tensor.shape)}; expected {spec.dtype} "
                 f"{spec.shape}, as in the agreed network. Check that both sides have the same model."
-            )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise MessageError(
-                f"got {key!r} in {name!r} with numbers that are not finite; expected finite ones. The sender's "
-                "training has diverged: lower train.lr."
             )
     return tensors
 
@@ -104,6 +100,39 @@ def opened(records: RecordDict, name: str, most: int) -> Tensors:
         raise MessageError(
             f"got tensors {name!r} that cannot be read ({error}); expected a safetensors file. The message is damaged."
         ) from None
+
+
+class _Fields(Section):
+    """Fields of a dataclass, read from JSON or from an instance."""
+
+    model_config = ConfigDict(from_attributes=True, use_attribute_docstrings=False)
+
+
+class Without:
+    """Beside a dataclass in `Annotated`: JSON holds its fields, with their bounds, but for those that travel elsewhere.
+
+    What arrives is an instance with None in place of those, for whoever reads the message to put in (`replace`).
+    """
+
+    def __init__(self, *elsewhere: str) -> None:
+        self.elsewhere = elsewhere
+
+    def __get_pydantic_core_schema__(self, kind: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of a section with the fields that are left."""
+        model = self._section(kind)
+        return core_schema.no_info_after_validator_function(
+            lambda section: kind(**dict(section), **dict.fromkeys(self.elsewhere)),
+            handler(model),
+            serialization=core_schema.plain_serializer_function_ser_schema(model.model_validate),
+        )
+
+    def _section(self, kind: type[Any]) -> type[_Fields]:
+        left: dict[str, Any] = {
+            field.name: (field.type, ... if field.default is MISSING else field.default)
+            for field in fields(kind)
+            if field.name not in self.elsewhere
+        }
+        return create_model(kind.__name__, __base__=_Fields, __module__=kind.__module__, **left)
 
 
 def text(value: Section) -> ConfigRecord:

@@ -76,7 +76,7 @@ class InProcessGrid(Grid):
         """See `Grid`."""
         return [self._replies.pop(key) for key in list(message_ids) if key in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:  # noqa: ARG002
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """See `Grid`."""
         return self.pull_messages(self.push_messages(messages))
 
