@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -12,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from fedrbn.cost.estimate import as_text, estimate_seconds
+from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.privacy.accountant import spending
 from fedrbn.federated.protocol import Answers, Failure, Result, Upload
@@ -129,14 +129,14 @@ class Display:
             self.activity = Activity("validating", len(self.history.roles))
         self.activity.count(result, self.history.roles.get(result.client))
 
-    def round_finished(self, record: dict[str, Any]) -> None:
+    def round_finished(self, record: RoundRecord) -> None:
         """Show the round's loss, its validation and the time left."""
         self.history = self.history.after([record])
-        self.activity = Activity("training", len(record["clients"]))
-        for failure in record.get("failures", []):
-            self._say(f"client {failure['client']} is left out of round {failure['round']}: {failure['cause']}")
-        if "warning" in record:
-            self._say(f"warning: {record['warning']}")
+        self.activity = Activity("training", len(record.clients))
+        for failure in record.failures:
+            self._say(f"client {failure.client} is left out of round {failure.round}: {failure.cause}")
+        if record.warning:
+            self._say(f"warning: {record.warning}")
         if self.live is None:
             self.console.print(plain_line(self.history, self.title), highlight=False, markup=False)
 
