@@ -18,6 +18,7 @@ from fedrbn.cli import app
 from fedrbn.cli.evaluate import attack_texts, failures, meets, objections, parse_condition, warnings
 from fedrbn.config import Experiment
 from fedrbn.evaluation import checklist
+from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.runs.directory import RunDirectory
 
 RUN = CliRunner()
@@ -92,7 +93,7 @@ def test_requirements_set_the_exit_code(run: Path) -> None:
 
 
 def test_conditions() -> None:
-    record = {"mean": {"ra": 0.4, "ra adaptive": 0.3}, "worst_domain": {"ra": 0.1}}
+    record = record_of(mean={"ra": 0.4, "ra adaptive": 0.3}, worst_domain={"ra": 0.1})
     holds = {
         text: meets(record, parse_condition(text))
         for text in ("ra>=0.4", "ra>0.4", "ra adaptive<=0.3", "worst_domain_ra < 0.1", "worst_domain_ra>=0.1")
@@ -141,10 +142,20 @@ def line(passed: bool | None, column: str = "", detail: str = "measured so") -> 
     return {"name": "a line", "passed": passed, "detail": detail, "allowed": "", "why": "weak", "column": column}
 
 
-def record_with(*checks: dict[str, Any]) -> dict[str, Any]:
+def record_of(mean: dict[str, float], worst_domain: dict[str, float], **more: Any) -> EvaluationRecord:
+    """An evaluation with these numbers."""
+    names = dict.fromkeys(("method", "data", "attack", "threat", "deployment", "part", "samples_digest"), "x")
+    empty: dict[str, Any] = {key: {} for key in ("labels", "users", "domains")}
+    counts = {"interval": dict.fromkeys(mean, (0.0, 1.0)), "samples": dict.fromkeys(mean, 10)}
+    attacks = {"x": {"eps": None, "settings": ""}}
+    line = {**names, **empty, **counts, "attacks": attacks, "seed": 1, "round": 1}
+    return EvaluationRecord.from_json({**line, "mean": mean, "worst_domain": worst_domain, **more})
+
+
+def record_with(*checks: dict[str, Any]) -> EvaluationRecord:
     mean = dict.fromkeys(("sa", "ra", "ra adaptive", "ra[aa]", "ra@clean", "ra@noised"), 0.5)
-    users = {"a": {"predicts": "noised"}, "b": {"predicts": "noised"}}
-    return {"mean": mean, "worst_domain": mean, "users": users, "checks": [line(True), line(True, "ra"), *checks]}
+    user = {"domain": "pen", "role": "AT", "predicts": "noised"}
+    return record_of(mean, mean, users={"a": user, "b": user}, checks=[line(True), line(True, "ra"), *checks])
 
 
 @pytest.mark.parametrize(
@@ -217,7 +228,8 @@ def test_weak_attacks_do_not_end_green(robust: Path) -> None:
     reference = "a reference attack is not much stronger"
     assert verdicts["ra", reference], "pgd-7 is honest"
     assert [verdicts[f"ra[{attack}]", reference] for attack in weak] == [False, False, False]
-    assert failures({"checks": [check for check in record["checks"] if check["column"] in ("", "ra")]}) == []
+    honest = [check for check in record["checks"] if check["column"] in ("", "ra")]
+    assert failures(EvaluationRecord.from_json({**record, "checks": honest})) == []
 
 
 @pytest.mark.slow

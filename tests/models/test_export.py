@@ -76,9 +76,10 @@ def test_a_quick_look_does_not_replace_the_measurement(tmp_path: Path) -> None:
 
     def add(sa: float, own: bool, images: int) -> None:
         attacks = {"pgd-7": {"eps": 0.03, "settings": "PGD()", "in_config": own}}
-        row = {"sa@noised": sa, "ra@noised": 0.0}
-        record = {"part": "test", "attack": "pgd-7", "threat": "pixel", "attacks": attacks, "users": {"a": row}}
+        row = {"domain": "x", "role": "AT", "predicts": "noised", "sa@noised": sa, "ra@noised": 0.0}
+        record = {"part": "test", "round": 1, "attack": "pgd-7", "threat": "pixel", "attacks": attacks}
         record |= {"method": "fedrbn", "data": "x", "seed": 1, "deployment": "noised", "samples_digest": "0"}
+        record["users"] = {"a": row}
         record |= {key: {} for key in ("labels", "domains", "mean", "interval", "worst_domain")}
         directory.append("evaluations.jsonl", {**record, "samples": {"sa@noised": images}})
 

@@ -19,11 +19,11 @@ import torch
 from typer.testing import CliRunner
 
 from fedrbn.cli import app
-from fedrbn.cli.reproduce import duration
 from fedrbn.config import ConfigError, Experiment, FirstDomains
 from fedrbn.cost.count import without_images
 from fedrbn.data import AVAILABLE
 from fedrbn.data.federation import at_users
+from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.federated.client import batches, steps_per_epoch
 from fedrbn.federated.options import resolved
 from fedrbn.federated.server import Plan
@@ -475,7 +475,7 @@ def test_a_run_that_could_not_go_on_says_in_which_round(tmp_path: Path) -> None:
     assert f"| {found[0].row} | stopped in round 3 |" in page
     assert "Stopped: from that round on" in page
     for number in (1, 2, 3):
-        directory.append("rounds.jsonl", {"round": number})
+        directory.append("rounds.jsonl", {"round": number, "clients": {}})
     assert filled(found, tmp_path, (1,)).numbers[0].stopped == {}, "it was continued"
 
 
@@ -488,7 +488,7 @@ def test_an_evaluation_of_another_branch_or_other_images_is_not_taken_for_the_ta
         assert reading.under_attacks(path, ["fgsm"]) is None
         record = {**first, "attack": "fgsm", "attacks": {"fgsm": first["attacks"][first["attack"]]}, **change}
         RunDirectory.open(path).append("evaluations.jsonl", record)
-    assert reading.under_attacks(path, ["fgsm"]) == record
+    assert reading.under_attacks(path, ["fgsm"]) == EvaluationRecord.from_json(record)
 
 
 def test_a_rows_own_option_must_be_one_of_its_method() -> None:
@@ -598,10 +598,6 @@ def test_divergence_of_domains_that_are_the_same_or_far_apart() -> None:
     assert domain_divergence.domain_divergence(near, far, rng) == 2  # told apart without error
     # The error is one half in expectation; its standard error on 400 images is 0.025, so d is within 4 · 3 · 0.025.
     assert domain_divergence.domain_divergence(near, also_near, rng) < 0.3
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (5, 89, 90, 7200, 864000)] == ["5 s", "89 s", "2 min", "2 h", "10 d"]
 
 
 def test_the_list_shows_every_experiment() -> None:

@@ -17,6 +17,7 @@ import fedrbn
 from fedrbn import config
 from fedrbn.config import Experiment
 from fedrbn.errors import StorageError
+from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.protocol import ServerState
 from fedrbn.runs import train as runs
 from fedrbn.runs.checkpoint import digest
@@ -50,8 +51,8 @@ class StopAfter:
 
     def evaluating(self, *_: object) -> None: ...
 
-    def round_finished(self, record: dict[str, Any]) -> None:
-        if record["round"] == self.number:
+    def round_finished(self, record: RoundRecord) -> None:
+        if record.round == self.number:
             raise KeyboardInterrupt
 
 

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 
 import fedrbn
 from fedrbn.config import Experiment
+from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.protocol import Answers, Failure, Upload
 from fedrbn.runs.display import Activity, Display, panel, plain_line
 from fedrbn.runs.history import RoundHistory
@@ -19,8 +20,9 @@ from fedrbn.types import Role
 ROLES = {"a": Role.AT, "b": Role.ST}
 
 
-def record(number: int, **more: Any) -> dict[str, Any]:
-    return {"round": number, "clients": {"a": {"loss": 1.0}, "b": {"loss": 2.0 / number}}, "seconds": 10.0, **more}
+def record(number: int, **more: Any) -> RoundRecord:
+    clients = {"a": {"loss": 1.0}, "b": {"loss": 2.0 / number}}
+    return RoundRecord.from_json({"round": number, "clients": clients, "seconds": 10.0, **more})
 
 
 def text(renderable: RenderableType) -> str:

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from fedrbn.evaluation.records import RoundRecord
 from fedrbn.runs.history import RoundEntry, RoundHistory, round_entry, sparkline
 from fedrbn.types import Role
 
 ROLES = {"a": Role.AT, "b": Role.ST, "c": Role.ST}
 
 
-def record(number: int, seconds: float = 2.0, **more: Any) -> dict[str, Any]:
+def record(number: int, seconds: float = 2.0, **more: Any) -> RoundRecord:
     clients = {"a": {"loss": 1.0}, "b": {"loss": 2.0}}
-    return {"round": number, "lr": 0.1, "clients": clients, "seconds": seconds, **more}
+    return RoundRecord.from_json({"round": number, "lr": 0.1, "clients": clients, "seconds": seconds, **more})
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_chapter_counts_who_took_part_and_who_failed() -> None:
 
 
 def test_a_round_without_validation_and_without_uploads() -> None:
-    told = round_entry({"round": 1, "clients": {}, "seconds": 1.0, "validation": None}, ROLES)
+    told = round_entry(RoundRecord(round=1, clients={}, seconds=1.0, validation=None), ROLES)
     assert told == RoundEntry(1, 1.0, at=0, st=0, failed=0)
 
 

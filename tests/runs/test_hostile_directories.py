@@ -20,6 +20,7 @@ import pytest
 import fedrbn
 from fedrbn import config
 from fedrbn.errors import StorageError
+from fedrbn.evaluation.records import RoundRecord
 from fedrbn.files import MOST_LINE, Folder
 from fedrbn.runs.directory import RunDirectory
 from fuzz.cases import ACCEPTED, REFUSED, command, refusal
@@ -61,7 +62,7 @@ class Stop:
 
     def evaluating(self, *_: object) -> None: ...
 
-    def round_finished(self, _: dict[str, Any]) -> None:
+    def round_finished(self, _: RoundRecord) -> None:
         raise KeyboardInterrupt
 
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +14,7 @@ import fedrbn
 from fedrbn.cli import app
 from fedrbn.config import Experiment
 from fedrbn.errors import TrackingError
+from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.protocol import Result
 from fedrbn.runs.directory import RunDirectory
@@ -34,8 +34,8 @@ class Diary:
     def answered(self, result: Result) -> None:
         self.told.append("answer")
 
-    def round_finished(self, record: dict[str, Any]) -> None:
-        self.told.append(f"round {record['round']}")
+    def round_finished(self, record: RoundRecord) -> None:
+        self.told.append(f"round {record.round}")
 
     def evaluating(self, clients: int) -> None:
         self.told.append(f"evaluating {clients}")
@@ -60,7 +60,8 @@ def test_each_watcher_is_told_everything(tiny: Callable[..., Experiment], tmp_pa
 
 def test_scalars_of_a_round() -> None:
     clients = {"a": {"loss": 1.0}, "b": {"loss": 2.0}, "c": {"loss": 4.0}}
-    record = {"round": 1, "lr": 0.1, "seconds": 7.0, "clients": clients, "failures": [{"client": "d"}]}
+    failures = [{"client": "d", "round": 1, "cause": "x"}]
+    line = {"round": 1, "lr": 0.1, "seconds": 7.0, "clients": clients, "failures": failures}
     roles = {"a": Role.AT, "b": Role.ST, "c": Role.ST}
     expected = {
         "train/lr": 0.1,
@@ -69,9 +70,9 @@ def test_scalars_of_a_round() -> None:
         "loss/ST users": 3.0,  # (2 + 4) / 2
         "clients/failed": 1.0,
     }
-    assert scalars(record, roles) == expected
-    record["validation"] = {"score": 0.5, "ra_at": None, "sa_st": 0.5}
-    assert scalars(record, roles) == expected | {"validation/score": 0.5, "validation/SA of ST users": 0.5}
+    assert scalars(RoundRecord.from_json(line), roles) == expected
+    validated = RoundRecord.from_json({**line, "validation": {"score": 0.5, "ra_at": None, "sa_st": 0.5}})
+    assert scalars(validated, roles) == expected | {"validation/score": 0.5, "validation/SA of ST users": 0.5}
 
 
 def test_the_event_file_says_what_the_record_says(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
@@ -94,8 +95,8 @@ def test_rounds_that_are_trained_again_replace_the_old(tiny: Callable[..., Exper
         pass
 
     class Stopper(Diary):
-        def round_finished(self, record: dict[str, Any]) -> None:
-            if record["round"] == 2:
+        def round_finished(self, record: RoundRecord) -> None:
+            if record.round == 2:
                 raise Stop
 
     path = tmp_path / "run"

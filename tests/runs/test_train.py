@@ -19,6 +19,7 @@ import torch
 import fedrbn
 from fedrbn.config import ConfigError, Experiment
 from fedrbn.errors import FederationError, StorageError
+from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.federated.protocol import Answers, Result, Upload
 from fedrbn.nets.state import tensors
@@ -45,9 +46,9 @@ class Noting:
     def answered(self, result: Result) -> None:
         self.results.append(result)
 
-    def round_finished(self, record: dict[str, Any]) -> None:
-        self.rounds.append(record["round"])
-        if record["round"] == self.stop_after:
+    def round_finished(self, record: RoundRecord) -> None:
+        self.rounds.append(record.round)
+        if record.round == self.stop_after:
             raise KeyboardInterrupt
 
     def evaluating(self, clients: int) -> None:
@@ -111,7 +112,7 @@ def test_the_server_computes_with_one_thread_whatever_its_caller_has(tiny: Make,
     seen: list[int] = []
 
     class Counting(Noting):
-        def round_finished(self, record: dict[str, Any]) -> None:
+        def round_finished(self, record: RoundRecord) -> None:
             seen.append(torch.get_num_threads())
 
         def evaluating(self, clients: int) -> None:

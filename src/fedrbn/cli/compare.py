@@ -48,6 +48,7 @@ def compare(
     Comma lists in --set make a sweep: --set method.lam=0,0.5,1. Interrupted comparisons continue where they stopped.
     """
     from fedrbn import config
+    from fedrbn.evaluation.records import EvaluationRecord
     from fedrbn.evaluation.tables import comparison_table
     from fedrbn.reproduce.reading import directory as directory_of
     from fedrbn.runs import sweep
@@ -64,7 +65,8 @@ def compare(
     if as_json:
         print_json(groups)
     else:
-        console().print(comparison_table(groups))
+        rows = {row: [EvaluationRecord.from_json(record) for record in found] for row, found in groups.items()}
+        console().print(comparison_table(rows))
     if report is not None:
         from fedrbn.report import write_report
 

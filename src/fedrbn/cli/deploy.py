@@ -100,7 +100,7 @@ def demo(
     clients = len(assemble(next(iter(experiments.values()))).plan.members)
     records = deploy_and_train(experiments, clients, out, say)
     if as_json:
-        print_json(records)
+        print_json({name: record.to_json() for name, record in records.items()})
     else:
         console().print(comparison_table({name: [record] for name, record in records.items()}))
     say(f"runs and logs: {out}")

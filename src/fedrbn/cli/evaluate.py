@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +13,10 @@ from fedrbn.builtin import alternatives
 from fedrbn.builtin.attacks import CORRUPTIONS, FAMILIES, PAPER
 from fedrbn.cli.output import console, print_json, say, watching
 from fedrbn.errors import EvaluationError
+
+if TYPE_CHECKING:
+    from fedrbn.evaluation.records import CheckRecord, EvaluationRecord
+    from fedrbn.evaluation.significance import Comparison
 
 SEVERITIES = (1, 3, 5)
 """Of the common corruptions that `--attacks corruptions` tries, of five."""
@@ -62,6 +66,7 @@ def evaluate(
     """
     from fedrbn.evaluation.accuracy import CONFIDENT, Deployment
     from fedrbn.evaluation.protocol import EvaluationSettings
+    from fedrbn.evaluation.records import EvaluationRecord
     from fedrbn.runs import train
     from fedrbn.types import Branch
 
@@ -71,10 +76,8 @@ def evaluate(
         deployment = CONFIDENT if predict == "confident" else Branch(predict)
     settings = EvaluationSettings(attack_texts(attacks), deployment, adaptive, samples, subset, checks)
     with watching("evaluate", quiet) as watcher:
-        record = train.evaluate(directory, settings, workers=workers, watcher=watcher)
-    if against is not None:
-        record["against"] = compared(directory, against)
-    show_record(record, against, as_json)
+        record = EvaluationRecord.from_json(train.evaluate(directory, settings, workers=workers, watcher=watcher))
+    show_record(record, directory, against, as_json)
     complaints = [*failures(record), *(text for c in conditions for text in objections(record, c))]
     for text in (*warnings(record), *complaints):
         say(text)
@@ -116,33 +119,33 @@ def parse_condition(text: str) -> Condition:
         ) from None
 
 
-def meets(record: dict[str, Any], condition: Condition) -> bool:
+def meets(record: EvaluationRecord, condition: Condition) -> bool:
     """Whether a record satisfies a condition; a column that the record lacks is an error."""
     text, column, compare, bound = condition
-    table = record["worst_domain"] if column.startswith(WORST) else record["mean"]
+    table = record.worst_domain if column.startswith(WORST) else record.mean
     name = column.removeprefix(WORST)
     if name not in table:
         raise EvaluationError(f"got requirement {text!r}; expected a column of this evaluation: {', '.join(table)}.")
     return bool(compare(table[name], bound))
 
 
-def warnings(record: dict[str, Any]) -> list[str]:
+def warnings(record: EvaluationRecord) -> list[str]:
     """What nobody has checked of a record's robust accuracies."""
-    if "checks" not in record:
+    if record.checks is None:
         return ["UNCHECKED: with --no-checks nobody knows whether these robust accuracies flatter."]
-    return [f"NOT MEASURED: {_line(check)}" for check in record["checks"] if check["passed"] is None]
+    return [f"NOT MEASURED: {_line(check)}" for check in record.checks if check.passed is None]
 
 
-def failures(record: dict[str, Any]) -> list[str]:
+def failures(record: EvaluationRecord) -> list[str]:
     """What the check-list found."""
     return [
-        f"check failed: {_line(check)}. It would mean: {check['why']}. Do not trust these robust accuracies."
-        for check in record.get("checks", [])
-        if check["passed"] is False
+        f"check failed: {_line(check)}. It would mean: {check.why}. Do not trust these robust accuracies."
+        for check in record.checks or ()
+        if check.passed is False
     ]
 
 
-def objections(record: dict[str, Any], condition: Condition) -> list[str]:
+def objections(record: EvaluationRecord, condition: Condition) -> list[str]:
     """Why a requirement is not met: by its number, or because the robust accuracy that it asks for is not checked.
 
     Without a check-list, which is what --no-checks asks for, the number alone decides.
@@ -151,37 +154,35 @@ def objections(record: dict[str, Any], condition: Condition) -> list[str]:
     if not meets(record, condition):
         return [f"requirement not met: {text}"]
     judged = _judged_column(record, column)
-    if judged is None or "checks" not in record:
+    if judged is None or record.checks is None:
         return []
-    about = [check for check in record["checks"] if check["column"] in ("", judged)]
-    if not any(check["column"] for check in about):
+    about = [check for check in record.checks if check.column in ("", judged)]
+    if not any(check.column for check in about):
         return [f"requirement not met: {text}, because nothing judges {judged}"]
     return [
         f"requirement not met: {text}, because this is not measured: {_line(check)}"
         for check in about
-        if check["passed"] is None
+        if check.passed is None
     ]
 
 
-def _judged_column(record: dict[str, Any], column: str) -> str | None:
+def _judged_column(record: EvaluationRecord, column: str) -> str | None:
     """The column under which the check-list judges what a condition asks for; None for a clean accuracy."""
     name = column.removeprefix(WORST).removesuffix(" adaptive")
     if not name.startswith("ra"):
         return None
     attack, _, branch = name.partition("@")
-    everybody = {user["predicts"] for user in record["users"].values()} == {branch}
+    everybody = {user.predicts for user in record.users.values()} == {branch}
     return attack if everybody else name
 
 
-def _line(check: dict[str, Any]) -> str:
-    judged = f"{check['column']}: " if check["column"] else ""
-    return f"{judged}{check['name']} ({check['detail']})"
+def _line(check: CheckRecord) -> str:
+    judged = f"{check.column}: " if check.column else ""
+    return f"{judged}{check.name} ({check.detail})"
 
 
-def compared(directory: Path, against: Path) -> list[dict[str, Any]]:
+def compared(directory: Path, against: Path) -> list[Comparison]:
     """The newest evaluations of two runs, compared sample by sample where they were asked the same."""
-    from dataclasses import asdict
-
     from fedrbn.evaluation.significance import compare
     from fedrbn.runs.directory import RunDirectory
     from fedrbn.runs.records import evaluations
@@ -190,34 +191,37 @@ def compared(directory: Path, against: Path) -> list[dict[str, Any]]:
     records = [evaluations(run) for run in (ours, theirs)]
     if not records[1]:
         raise EvaluationError(f"got {against}, which has no evaluation; expected a finished run. Evaluate it first.")
-    if records[0][-1]["samples_digest"] != records[1][-1]["samples_digest"]:
+    if records[0][-1].samples_digest != records[1][-1].samples_digest:
         raise EvaluationError(
             f"got {against}, which was tested on other images; expected the same test samples. Compare runs with the "
             "same data, federation settings and seed."
         )
-    here, there = (record[-1]["attacks"] for record in records)
-    other = {label for label in here.keys() & there.keys() if here[label]["settings"] != there[label]["settings"]}
+    here, there = (record[-1].attacks for record in records)
+    other = {label for label in here.keys() & there.keys() if here[label].settings != there[label].settings}
     if other:
         raise EvaluationError(
             f"got attack {sorted(other)[0]!r} with other settings in {against}; expected the same attack in both. "
             "Evaluate that run with the same --attacks first."
         )
-    return [asdict(c) for c in compare(ours.answers(), theirs.answers())]
+    return compare(ours.answers(), theirs.answers())
 
 
-def show_record(record: dict[str, Any], against: Path | None, as_json: bool) -> None:
+def show_record(record: EvaluationRecord, directory: Path, against: Path | None, as_json: bool) -> None:
     """The tables of an evaluation, or the record as JSON."""
-    from fedrbn.evaluation.significance import Comparison
+    from dataclasses import asdict
+
     from fedrbn.evaluation.tables import attacks_table, checks_table, evaluation_table, significance_table
 
+    comparisons = [] if against is None else compared(directory, against)
     if as_json:
-        print_json(record)
+        beside = {} if against is None else {"against": [asdict(found) for found in comparisons]}
+        print_json(record.to_json() | beside)
         return
     page = console()
     page.print(evaluation_table(record))
-    if len(record["attacks"]) > 1:
+    if len(record.attacks) > 1:
         page.print(attacks_table(record))
-    if "checks" in record:
+    if record.checks is not None:
         page.print(checks_table(record))
     if against is not None:
-        page.print(significance_table([Comparison(**c) for c in record["against"]], str(against)))
+        page.print(significance_table(comparisons, str(against)))

@@ -51,12 +51,13 @@ def watching(title: str, quiet: bool, *others: AbstractContextManager[Watcher]) 
 
 def show(record: dict[str, Any], directory: Path, as_json: bool) -> None:
     """An evaluation record as a table, or as JSON for machines."""
+    from fedrbn.evaluation.records import EvaluationRecord
     from fedrbn.evaluation.tables import evaluation_table
 
     if as_json:
         print_json(record)
         return
-    console().print(evaluation_table(record))
+    console().print(evaluation_table(EvaluationRecord.from_json(record)))
     say(f"run directory: {directory}")
 
 

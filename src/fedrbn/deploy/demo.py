@@ -9,20 +9,21 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from fedrbn.config import Experiment
 from fedrbn.deploy.fleet import RunningFleet, fleet, local_plan
 from fedrbn.deploy.site import create
 from fedrbn.errors import DeployError
+from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.records import evaluations, rounds
 
 TIMEOUT = 3600.0
 
 
 def deploy_and_train(
     experiments: Mapping[str, Experiment], clients: int, out: Path, say: Callable[[str], None]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, EvaluationRecord]:
     """Train experiments one after another on a fleet of so many nodes; returns each one's evaluation record.
 
     Writes the runs to `out`, by name, and the logs of all processes to `out/logs`. `say` is told of what happens.
@@ -46,21 +47,20 @@ def deploy_and_train(
 
 def _train(
     fleet: RunningFleet, name: str, experiment: Experiment, out: Path, say: Callable[[str], None]
-) -> dict[str, Any]:
+) -> EvaluationRecord:
     run = fleet.submit_experiment(name, experiment)
     directory = RunDirectory(fleet.site.server / name)
     told = 0
 
     def tell_rounds() -> None:
         nonlocal told
-        for record in directory.records("rounds.jsonl")[told:]:
+        for record in rounds(directory)[told:]:
             told += 1
-            say(f"{name}: round {record['round']}, {record['seconds']:.1f} s, clients {', '.join(record['clients'])}")
+            say(f"{name}: round {record.round}, {record.seconds:.1f} s, clients {', '.join(record.clients)}")
 
     status = fleet.wait(run, TIMEOUT, tell_rounds)
     tell_rounds()
     if status != "finished:completed":
         raise DeployError(f"got run {name} {status}; expected finished:completed. The logs are in {fleet.logs}.")
     shutil.copytree(directory.path, out / name)
-    record: dict[str, Any] = directory.records("evaluations.jsonl")[-1]
-    return record
+    return evaluations(directory)[-1]

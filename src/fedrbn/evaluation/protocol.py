@@ -13,6 +13,7 @@ from fedrbn.evaluation import checklist
 from fedrbn.evaluation.accuracy import Accuracy, Deployment, deployment_name
 from fedrbn.evaluation.checklist import Check, Evidence
 from fedrbn.evaluation.provenance import precision, versions
+from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.evaluation.summary import columns, summary
 from fedrbn.federated.assemble import PreparedExperiment
 from fedrbn.federated.executors import malice
@@ -47,7 +48,7 @@ class EvaluationSettings:
 
 def evaluate_clients(
     prepared: PreparedExperiment, state: ServerState, execute: Execute, settings: EvaluationSettings
-) -> tuple[dict[str, Any], Tensors]:
+) -> tuple[EvaluationRecord, Tensors]:
     """Ask every client; returns the record for tables and the answer to each question for each sample."""
     plan, experiment = prepared.plan, prepared.experiment
     attacks = {text: attack_named(text) for text in settings.attacks}
@@ -65,7 +66,7 @@ def evaluate_clients(
     main = next(iter(attacks))
     deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
     plain = [Answers(a.client, a.round, _without_checks(a.correct)) for a in answers]
-    record = {
+    line = {
         **origin_of(prepared),
         "attack": main,
         "attacks": {label: _described(prepared, attack) for label, attack in attacks.items()},
@@ -77,15 +78,15 @@ def evaluate_clients(
         **summary(plain, [m for m in plan.members if m.id not in unanswered], deployed, main),
     }
     if unanswered:
-        record["unanswered"] = unanswered
+        line["unanswered"] = unanswered
     if checks is not None:
-        record["checks"] = checklist.as_records(checks)
+        line["checks"] = checklist.as_records(checks)
     stored = {
         f"{answer.client}/{column}": right
         for answer in plain
         for column, right in columns(answer.correct, deployed[answer.client], main="").items()  # every attack by name
     }
-    return record, stored
+    return EvaluationRecord.from_json(line), stored
 
 
 def _questions(

@@ -4,64 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.evaluation.significance import Comparison
 
 BRANCH = {"clean": "BN_c", "noised": "BN_a"}
 
 
-def evaluation_table(record: Mapping[str, Any]) -> Table:
+def evaluation_table(record: EvaluationRecord) -> Table:
     """SA and RA under the main attack per domain and in the mean over users; for dual networks on each branch."""
-    dual = "sa@noised" in record["mean"]
+    dual = "sa@noised" in record.mean
     shown = {} if dual else {"SA": "sa", "RA": "ra"}
     if dual:
         for branch, name in BRANCH.items():
-            used = " (predicts)" if branch == record["deployment"] else ""
+            used = " (predicts)" if branch == record.deployment else ""
             shown |= {f"SA {name}{used}": f"sa@{branch}", f"RA {name}{used}": f"ra@{branch}"}
-        if record["deployment"] not in BRANCH:
-            shown |= {f"SA {record['deployment']}": "sa", f"RA {record['deployment']}": "ra"}
-    if "ra adaptive" in record["mean"] and dual:
+        if record.deployment not in BRANCH:
+            shown |= {f"SA {record.deployment}": "sa", f"RA {record.deployment}": "ra"}
+    if "ra adaptive" in record.mean and dual:
         shown["RA adaptive"] = "ra adaptive"
-    table = Table(title=f"{record['method']} on {record['data']}", caption=caption(record))
+    table = Table(title=f"{record.method} on {record.data}", caption=caption(record))
     table.add_column("domain")
     for name in shown:
         table.add_column(name, justify="right")
-    for domain, values in record["domains"].items():
-        name = record["labels"].get(domain, domain)
+    for domain, values in record.domains.items():
+        name = record.domain_label(domain)
         table.add_row(name, *(percent(values.get(column)) for column in shown.values()))
     table.add_section()
-    table.add_row("mean over users", *(percent(record["mean"].get(column)) for column in shown.values()))
+    table.add_row("mean over users", *(percent(record.mean.get(column)) for column in shown.values()))
     return table
 
 
-def attacks_table(record: Mapping[str, Any]) -> Table:
+def attacks_table(record: EvaluationRecord) -> Table:
     """One row per attack: the clean and robust accuracy on the samples it was tried on, its interval, each domain."""
-    table = Table(title=f"{record['method']} on {record['data']} under several attacks", caption=caption(record))
+    table = Table(title=f"{record.method} on {record.data} under several attacks", caption=caption(record))
     for column in ("attack", "ε"):
         table.add_column(column, no_wrap=True)
     for column in ("samples", "SA", "RA", "95 % interval", "RA adaptive", "worst domain"):
         table.add_column(column, justify="right")
-    for domain in record["domains"]:
-        table.add_column(record["labels"].get(domain, domain), justify="right")
-    for label, described in record["attacks"].items():
-        name = "ra" if label == record["attack"] else f"ra[{label}]"
-        worst = f"{name} adaptive" if f"{name} adaptive" in record["mean"] else name
-        clean = f"sa[{label}]" if f"sa[{label}]" in record["mean"] else "sa"
-        eps = described["eps"]
+    for domain in record.domains:
+        table.add_column(record.domain_label(domain), justify="right")
+    for label, described in record.attacks.items():
+        name = record.robust_column(label)
+        worst = f"{name} adaptive" if f"{name} adaptive" in record.mean else name
+        eps = described.eps
         table.add_row(
             label,
             "" if eps is None else f"{255 * eps:g}/255",
-            str(record["samples"][name]),
-            percent(record["mean"][clean]),
-            percent(record["mean"][name]),
-            "–".join(percent(bound) for bound in record["interval"][name]),
-            percent(record["mean"].get(f"{name} adaptive")),
-            percent(record["worst_domain"].get(worst)),
-            *(percent(values.get(worst)) for values in record["domains"].values()),
+            str(record.samples[name]),
+            percent(record.mean[record.clean_column(label)]),
+            percent(record.mean[name]),
+            "–".join(percent(bound) for bound in record.interval[name]),
+            percent(record.mean.get(f"{name} adaptive")),
+            percent(record.worst_domain.get(worst)),
+            *(percent(values.get(worst)) for values in record.domains.values()),
         )
     return table
 
@@ -69,14 +68,13 @@ def attacks_table(record: Mapping[str, Any]) -> Table:
 VERDICTS = {True: "ok", False: "FAILED", None: "NOT MEASURED"}
 
 
-def checks_table(record: Mapping[str, Any]) -> Table:
+def checks_table(record: EvaluationRecord) -> Table:
     """The check-list of warning signs; records of earlier versions say neither what is judged nor what is allowed."""
     table = Table(title="Can these numbers be trusted?")
     for column in ("judges", "check", "", "measured", "allowed"):
         table.add_column(column)
-    for check in record["checks"]:
-        judged = check.get("column") or "all"
-        row = (judged, check["name"], VERDICTS[check["passed"]], check["detail"], check.get("allowed", ""))
+    for check in record.checks or ():
+        row = (check.column or "all", check.name, VERDICTS[check.passed], check.detail, check.allowed)
         table.add_row(*(Text(cell) for cell in row))
     return table
 
@@ -92,44 +90,42 @@ def significance_table(comparisons: Iterable[Comparison], against: str) -> Table
     return table
 
 
-def comparison_table(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+def comparison_table(groups: Mapping[str, Sequence[EvaluationRecord]]) -> Table:
     """One row per method or setting: the mean over users, ± over seeds, and SA / RA of each domain."""
     first = next(iter(groups.values()))[0]
-    seeds = sorted({record["seed"] for records in groups.values() for record in records})
+    seeds = sorted({record.seed for records in groups.values() for record in records})
     table = Table(title="Comparison on the same federation", caption=caption(first, seeds))
     table.add_column("method", no_wrap=True)
     table.add_column("predicts")
     for column in ("SA", "RA", "RA adaptive"):
         table.add_column(column, justify="right", no_wrap=True)
-    for domain in first["domains"]:
-        table.add_column(f"{first['labels'].get(domain, domain)}\nSA / RA", justify="right")
+    for domain in first.domains:
+        table.add_column(f"{first.domain_label(domain)}\nSA / RA", justify="right")
     for name, records in groups.items():
         by_domain = [
-            " / ".join(
-                percent(fmean(record["domains"][domain][metric] for record in records)) for metric in ("sa", "ra")
-            )
-            for domain in first["domains"]
+            " / ".join(percent(fmean(record.domains[domain][metric] for record in records)) for metric in ("sa", "ra"))
+            for domain in first.domains
         ]
-        overall = [spread([record["mean"][metric] for record in records]) for metric in ("sa", "ra", "ra adaptive")]
+        overall = [spread([record.mean[metric] for record in records]) for metric in ("sa", "ra", "ra adaptive")]
         table.add_row(name, predicts(records[0]), *overall, *by_domain)
     return table
 
 
-def predicts(record: Mapping[str, Any]) -> str:
+def predicts(record: EvaluationRecord) -> str:
     """The branch that predicts, as the paper names it; networks with one set of statistics have no choice."""
-    if "sa@noised" not in record["mean"]:
+    if "sa@noised" not in record.mean:
         return "its only BN"
-    return BRANCH.get(record["deployment"], str(record["deployment"]))
+    return BRANCH.get(record.deployment, record.deployment)
 
 
-def caption(record: Mapping[str, Any], seeds: Sequence[int] = ()) -> str:
+def caption(record: EvaluationRecord, seeds: Sequence[int] = ()) -> str:
     """What the numbers mean: attack, ε, threat model, what is attacked, seeds."""
-    used = ", ".join(str(seed) for seed in seeds or [record["seed"]])
-    eps = record["attacks"][record["attack"]]["eps"]
+    used = ", ".join(str(seed) for seed in seeds or [record.seed])
+    eps = record.main_attack.eps
     radius = "" if eps is None else f", ε = {255 * eps:g}/255"
     return (
-        f"SA: accuracy on clean test images. RA: under attack ({record['attack']}{radius}, threat model "
-        f"{record['threat']}) on the network that predicts. Adaptive: the worst, per sample, of attacks on that "
+        f"SA: accuracy on clean test images. RA: under attack ({record.attack}{radius}, threat model "
+        f"{record.threat}) on the network that predicts. Adaptive: the worst, per sample, of attacks on that "
         f"network, on each branch and on their mean loss. In %, averaged over users. Seed {used}."
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from fedrbn.federated.server import RoundReport
 
@@ -11,12 +10,12 @@ FACTOR = 3.0
 """A client whose loss is so many times that of its first round is said to diverge; it started as good as guessing."""
 
 
-def first_losses_of(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Each client's loss in the first of these records of rounds that it is in."""
+def first_losses_of(rounds: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Each client's loss in the first of these rounds that it took part in."""
     found: dict[str, float] = {}
-    for record in records:
-        for client, metrics in record["clients"].items():
-            found.setdefault(client, metrics["loss"])
+    for losses in rounds:
+        for client, loss in losses.items():
+            found.setdefault(client, loss)
     return found
 
 

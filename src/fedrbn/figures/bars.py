@@ -113,12 +113,12 @@ def _domains_of_runs(paths: Sequence[Path]) -> Figure:
     if unfinished is not None:
         raise FigureError(f"got run {unfinished}, which is not finished. Continue it: fedrbn run --resume {unfinished}")
     records = {name: record for name, record in found.items() if record is not None}
-    domains = list(dict.fromkeys(domain for record in records.values() for domain in record["domains"]))
+    domains = list(dict.fromkeys(domain for record in records.values() for domain in record.domains))
     figure = style.page(style.TEXT, 2.5)
     panels = figure.subplots(1, 2)
     for axes, metric in zip(panels, METRICS, strict=True):
         bars = {
-            name: [_of_domain(name, record["domains"].get(domain, {}), domain, metric) for domain in domains]
+            name: [_of_domain(name, record.domains.get(domain, {}), domain, metric) for domain in domains]
             for name, record in records.items()
         }
         grouped(axes, domains, bars)

@@ -32,7 +32,7 @@ class Curve:
 def scores(path: Path) -> dict[int, float]:
     """The validation score in % after each round that was validated."""
     found = records.rounds(RunDirectory.open(path))
-    validated = {record["round"]: (record.get("validation") or {}).get("score") for record in found}
+    validated = {record.round: record.validated("score") for record in found}
     return {number: 100 * score for number, score in validated.items() if score is not None}
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import correlation, mean
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -64,7 +63,7 @@ def _finished(runs: Mapping[tuple[str, str, str], Sequence[Path]], part: str, co
     """The finished runs of a column by seed: the same for all rows, which read different domains."""
     paths = next(paths for (own, _, heading), paths in runs.items() if (own, heading) == (part, column))
     found = {path: reading.evaluation(path) for path in paths}
-    return {int(record["seed"]): path for path, record in found.items() if record is not None}
+    return {record.seed: path for path, record in found.items() if record is not None}
 
 
 def _of_donor(ours: Sequence[Path], theirs: Sequence[Path]) -> list[Pair]:
@@ -95,8 +94,8 @@ def _similarities(path: Path) -> dict[tuple[str, str], float]:
 
 
 def _robust(path: Path) -> dict[str, float]:
-    record: dict[str, Any] = reading.evaluation(path) or {}
-    return {domain: 100 * float(values["ra"]) for domain, values in record["domains"].items()}
+    record = reading.evaluation(path)
+    return {domain: 100 * values["ra"] for domain, values in (record.domains if record else {}).items()}
 
 
 def transfer(request: Request) -> Figure:

@@ -199,8 +199,8 @@ def measured_seconds(run: Path) -> dict[str, tuple[Duty, float]]:
     first = (method.warmup or 0) + 2 if calibrates else 1
     times: dict[str, list[float]] = defaultdict(list)
     for record in rounds(directory):
-        if record["round"] >= first:
-            for client, metrics in record["clients"].items():
+        if record.round >= first:
+            for client, metrics in record.clients.items():
                 times[client].append(metrics.get("seconds", 0.0))
     if not times:
         raise ConfigError(f"got run {run} without rounds after the first {first - 1}; expected some. Train it longer.")

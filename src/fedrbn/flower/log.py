@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedrbn.evaluation.records import RoundRecord
     from fedrbn.federated.assemble import Assembly
     from fedrbn.federated.protocol import Result
 
@@ -43,18 +44,15 @@ class RoundLog:
     def answered(self, result: Result) -> None:
         """See `Watcher`; what comes over the network is logged where it comes in."""
 
-    def round_finished(self, record: dict[str, Any]) -> None:
+    def round_finished(self, record: RoundRecord) -> None:
         """Who took part, how long it took, and what was noticed."""
-        flagged: dict[str, str] = record.get("flagged", {})
+        line = record.to_json()
+        flagged: dict[str, str] = line.get("flagged", {})
         for client in flagged.keys() - self.flagged.keys():
             self.log("flagged", client=client, reason=flagged[client])
         self.flagged = flagged
-        noted = {
-            key: record[key] for key in ("validation", "failures", "warning", "barred", "silenced") if key in record
-        }
-        self.log(
-            "round", round=record["round"], seconds=round(record["seconds"], 3), took_part=[*record["clients"]], **noted
-        )
+        noted = {key: line[key] for key in ("validation", "failures", "warning", "barred", "silenced") if key in line}
+        self.log("round", round=record.round, seconds=round(record.seconds, 3), took_part=[*record.clients], **noted)
 
     def evaluating(self, clients: int) -> None:
         """The last evaluation starts."""

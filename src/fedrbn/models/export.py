@@ -89,13 +89,14 @@ def measured(directory: RunDirectory, client: str, branch: Branch) -> dict[str, 
     """
     found: list[tuple[bool, int, dict[str, Any]]] = []
     for record in evaluations(directory):
-        row = record.get("users", {}).get(client, {})
-        sa, ra = row.get(f"sa@{branch.value}"), row.get(f"ra@{branch.value}")
-        if record.get("part") == "test" and sa is not None and ra is not None:
-            name = record["attack"]
-            attack = {"name": name, "threat": record["threat"], **record["attacks"][name]}
-            images = record["samples"].get(f"sa@{branch.value}", 0)
-            found.append((bool(attack.get("in_config")), images, {"sa": sa, "ra": ra, "attack": attack}))
+        user = record.users.get(client)
+        if record.part != "test" or user is None:
+            continue
+        sa, ra = user.accuracy(f"sa@{branch.value}"), user.accuracy(f"ra@{branch.value}")
+        if sa is not None and ra is not None:
+            attack = {"name": record.attack, "threat": record.threat, **record.main_attack.to_json()}
+            images = record.samples.get(f"sa@{branch.value}", 0)
+            found.append((record.main_attack.in_config, images, {"sa": sa, "ra": ra, "attack": attack}))
     return max(reversed(found), key=lambda item: item[:2])[2] if found else {}
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from fedrbn.evaluation.records import EvaluationRecord, UserRecord
 from fedrbn.evaluation.tables import BRANCH, predicts
 from fedrbn.report.charts import DotRow, dots
 from fedrbn.report.content import Figure, Table, Tile, accuracy
 from fedrbn.report.gather import Run
-from fedrbn.report.records import Evaluation, User
 
 SHOWN = {"SA": "sa", "RA": "ra", "RA adaptive": "ra adaptive"}
 """The accuracies of the network that predicts, by the name of their column in records."""
@@ -27,7 +27,7 @@ class Accuracies:
     reading: str
 
 
-def columns_of(evaluation: Evaluation) -> dict[str, str]:
+def columns_of(evaluation: EvaluationRecord) -> dict[str, str]:
     """The accuracies to show, by their names: of what is deployed, then of branches that are not, if there are any."""
     shown = dict(SHOWN)
     tables = [evaluation.mean, *evaluation.domains.values()]
@@ -38,7 +38,7 @@ def columns_of(evaluation: Evaluation) -> dict[str, str]:
     return {name: column for name, column in shown.items() if column in evaluation.mean}
 
 
-def accuracies(run: Run, evaluation: Evaluation) -> Accuracies:
+def accuracies(run: Run, evaluation: EvaluationRecord) -> Accuracies:
     """The section on accuracies, from the evaluation that ended the training and those that came later."""
     return Accuracies(
         tiles=_tiles(evaluation),
@@ -49,7 +49,7 @@ def accuracies(run: Run, evaluation: Evaluation) -> Accuracies:
     )
 
 
-def _tiles(evaluation: Evaluation) -> tuple[Tile, ...]:
+def _tiles(evaluation: EvaluationRecord) -> tuple[Tile, ...]:
     tiles = []
     for name, column in SHOWN.items():
         if column in evaluation.mean:
@@ -68,7 +68,7 @@ def _name(column: str) -> str:
     return next((name for name, known in SHOWN.items() if known == column), column)
 
 
-def _domains(evaluation: Evaluation) -> Figure:
+def _domains(evaluation: EvaluationRecord) -> Figure:
     columns = columns_of(evaluation)
     rows: list[tuple[str, Mapping[str, float]]] = [
         (evaluation.domain_label(domain), values) for domain, values in evaluation.domains.items()
@@ -93,7 +93,7 @@ def _domains(evaluation: Evaluation) -> Figure:
     return Figure(title, dots(title, dot_rows, list(SHOWN), apart), table)
 
 
-def _means(users: Sequence[User], columns: Iterable[str]) -> dict[str, float]:
+def _means(users: Sequence[UserRecord], columns: Iterable[str]) -> dict[str, float]:
     """The mean over users of every column that all of them have."""
     means = {}
     for column in columns:
@@ -103,7 +103,7 @@ def _means(users: Sequence[User], columns: Iterable[str]) -> dict[str, float]:
     return means
 
 
-def _users(evaluation: Evaluation) -> Table:
+def _users(evaluation: EvaluationRecord) -> Table:
     columns = columns_of(evaluation)
     rows = tuple(
         (
@@ -118,13 +118,12 @@ def _users(evaluation: Evaluation) -> Table:
     return Table("Every user, in %", ("user", "domain", "role", "predicts with", *columns), rows, text_columns=4)
 
 
-def _attacks(evaluations: Sequence[Evaluation]) -> Table | None:
+def _attacks(evaluations: Sequence[EvaluationRecord]) -> Table | None:
     """All attacks that were tried, if there were more than the one that ended the training."""
     rows: dict[str, tuple[str, ...]] = {}
     for evaluation in evaluations:
         for label, attack in evaluation.attacks.items():
-            column = "ra" if label == evaluation.attack else f"ra[{label}]"
-            clean = f"sa[{label}]" if f"sa[{label}]" in evaluation.mean else "sa"
+            column, clean = evaluation.robust_column(label), evaluation.clean_column(label)
             low, high = evaluation.interval.get(column, (0.0, 1.0))
             rows[f"{label} {attack.settings} {evaluation.deployment}"] = (
                 label,
@@ -143,9 +142,10 @@ def _attacks(evaluations: Sequence[Evaluation]) -> Table | None:
     return Table("All attacks that were tried, accuracies in %", head, tuple(rows.values()), text_columns=2)
 
 
-def _reading(evaluation: Evaluation) -> str:
-    eps = "" if evaluation.eps is None else f", ε = {255 * evaluation.eps:g}/255"
-    branch = predicts({"mean": evaluation.mean, "deployment": evaluation.deployment})
+def _reading(evaluation: EvaluationRecord) -> str:
+    radius = evaluation.main_attack.eps
+    eps = "" if radius is None else f", ε = {255 * radius:g}/255"
+    branch = predicts(evaluation)
     flattering = (
         ""
         if evaluation.threat == "pixel"

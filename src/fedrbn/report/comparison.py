@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.evaluation.significance import Comparison, compare
 from fedrbn.evaluation.tables import spread
 from fedrbn.report.accuracies import SHOWN
 from fedrbn.report.charts import DotRow, Point, dots, scatter
 from fedrbn.report.content import Figure, Table, accuracy, amount, points, probability
 from fedrbn.report.gather import Run
-from fedrbn.report.records import Evaluation
 from fedrbn.report.svg import SHAPES
 from fedrbn.types import Tensors
 
@@ -27,7 +27,7 @@ class Group:
     runs: tuple[Run, ...]
 
     @property
-    def evaluations(self) -> list[Evaluation]:
+    def evaluations(self) -> list[EvaluationRecord]:
         """Of those that are finished."""
         return [run.ending for run in self.runs if run.ending is not None]
 
@@ -96,7 +96,7 @@ def _overall(groups: Sequence[Group]) -> Table:
                 *(_spread(found, lambda e, c=column: e.mean.get(c)) for column in SHOWN.values()),  # type: ignore[misc]
                 _spread(found, lambda e: e.worst_domain.get("ra adaptive", e.worst_domain.get("ra"))),
                 amount(costs[0].macs_per_epoch.paper, "MAC") if costs else "–",
-                amount(costs[0].bytes_.round.down + costs[0].bytes_.round.up, "B") if costs else "–",
+                amount(costs[0].traffic.round.down + costs[0].traffic.round.up, "B") if costs else "–",
             )
         )
     several = any(len(group.evaluations) > 1 for group in groups)
@@ -107,7 +107,7 @@ def _overall(groups: Sequence[Group]) -> Table:
     )
 
 
-def _spread(found: Sequence[Evaluation], read: Callable[[Evaluation], float | None]) -> str:
+def _spread(found: Sequence[EvaluationRecord], read: Callable[[EvaluationRecord], float | None]) -> str:
     values = [read(evaluation) for evaluation in found]
     known = [value for value in values if value is not None]
     return spread(known) if len(known) == len(values) else "–"
@@ -136,7 +136,7 @@ def _by_domain(groups: Sequence[Group]) -> list[Figure]:
     return [_domain_figure(groups, first, name, column) for name, column in (("RA", "ra"), ("SA", "sa"))]
 
 
-def _domain_figure(groups: Sequence[Group], first: Evaluation, name: str, column: str) -> Figure:
+def _domain_figure(groups: Sequence[Group], first: EvaluationRecord, name: str, column: str) -> Figure:
     """A row for each domain, a dot for each group that has the column in it."""
     rows = []
     for domain in first.domains:
@@ -178,7 +178,8 @@ def _not_comparable(first: Run | None, second: Run) -> str:
     if first.ending.samples_digest != second.ending.samples_digest:
         return "they were tested on other images"
     ours, theirs = first.ending, second.ending
-    if (ours.attack, ours.attacks[ours.attack]) != (theirs.attack, theirs.attacks[theirs.attack]):
+    attacks = [(record.attack, record.main_attack.eps, record.main_attack.settings) for record in (ours, theirs)]
+    if attacks[0] != attacks[1]:
         return "they were tested with other attacks"
     return ""
 

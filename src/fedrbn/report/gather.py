@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from fedrbn.config import Experiment
 from fedrbn.errors import StorageError
-from fedrbn.report.records import Evaluation, FailureRecord, Record, Reproduced, RoundRecord, Stop, Verdict
+from fedrbn.evaluation.records import CheckRecord, EvaluationRecord, FailureRecord, RoundRecord, StopRecord
+from fedrbn.report.records import Reproduced
 from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.records import evaluations, rounds, stops
 from fedrbn.types import Member, Tensors
 
 
@@ -24,9 +25,9 @@ class Run:
     experiment: Experiment
     members: tuple[Member, ...]
     rounds: tuple[RoundRecord, ...]
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[EvaluationRecord, ...]
     """The first one ended the training; later ones were asked for."""
-    stops: tuple[Stop, ...]
+    stops: tuple[StopRecord, ...]
     held: bool
     """Whether a process is working on it."""
 
@@ -36,12 +37,12 @@ class Run:
         return self.path.resolve().name
 
     @property
-    def ending(self) -> Evaluation | None:
+    def ending(self) -> EvaluationRecord | None:
         """The evaluation that ended the training; None if it is not finished."""
         return self.evaluations[0] if self.evaluations else None
 
     @property
-    def checks(self) -> tuple[Verdict, ...]:
+    def checks(self) -> tuple[CheckRecord, ...]:
         """The newest check-list; empty if it was never measured."""
         return next((evaluation.checks for evaluation in reversed(self.evaluations) if evaluation.checks), ())
 
@@ -98,9 +99,9 @@ def read_run(path: Path) -> Run:
         path=path,
         experiment=directory.experiment(),
         members=directory.description()[0] if described else (),
-        rounds=_lines(RoundRecord, directory, "rounds.jsonl"),
-        evaluations=_lines(Evaluation, directory, "evaluations.jsonl"),
-        stops=_lines(Stop, directory, "stops.jsonl"),
+        rounds=tuple(rounds(directory)),
+        evaluations=tuple(evaluations(directory)),
+        stops=tuple(stops(directory)),
         held=directory.held(),
     )
 
@@ -110,45 +111,12 @@ def read_result(path: Path) -> Reproduced:
     file = path / "table.json"
     try:
         return Reproduced.model_validate_json(file.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise _unreadable(file, error, "a table of fedrbn reproduce") from None
-
-
-_R = TypeVar("_R", bound=Record)
-
-
-def _lines(kind: type[_R], directory: RunDirectory, name: str) -> tuple[_R, ...]:
-    return tuple(_checked(kind, line, directory.path / name) for line in directory.records(name))
-
-
-def _checked(kind: type[_R], line: dict[str, Any], file: Path) -> _R:
-    try:
-        found = kind.model_validate(line)
     except ValidationError as error:
-        raise _unreadable(file, error, "what fedrbn run wrote") from None
-    if isinstance(found, Evaluation) and found.attack not in found.attacks:
-        raise _unreadable(file, ValueError(f"attack {found.attack!r} is not described"), "what fedrbn run wrote")
-    return found
-
-
-def _unreadable(file: Path, error: Exception, expected: str) -> StorageError:
-    if isinstance(error, ValidationError):
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        reason = f"{place}: {first['msg']}"
-    else:
+        reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    except OSError as error:
         reason = str(error)
-    return StorageError(
-        f"got {file}, which cannot be shown ({reason}); expected {expected}. It is damaged or from another version: "
-        "leave that directory out, or make it anew."
+    raise StorageError(
+        f"got {file}, which cannot be shown ({reason}); expected a table of fedrbn reproduce. It is damaged or from "
+        "another version: leave that directory out, or make it anew."
     )
-
-
-def mean_loss(record: RoundRecord, members: Sequence[str]) -> float | None:
-    """The mean training loss of those of the members that took part in a round."""
-    losses = [
-        record.clients[member]["loss"]
-        for member in members
-        if member in record.clients and "loss" in record.clients[member]
-    ]
-    return sum(losses) / len(losses) if losses else None

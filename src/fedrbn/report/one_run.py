@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedrbn.config import Experiment
+from fedrbn.evaluation.records import CheckRecord, EvaluationRecord, RoundRecord
 from fedrbn.report.accuracies import Accuracies, accuracies
 from fedrbn.report.charts import Series, heat, lines
 from fedrbn.report.content import Figure, Table, accuracy, amount
-from fedrbn.report.gather import Run, mean_loss
+from fedrbn.report.gather import Run
 from fedrbn.report.overview import ending, failures, remarks, run_facts, settings_tables
 from fedrbn.report.recomputed import CHECKED, Donations
-from fedrbn.report.records import Evaluation, RoundRecord, Verdict
 from fedrbn.report.sample_sheet import Strip
 from fedrbn.types import Role
 
@@ -28,7 +28,7 @@ class Extras:
     """Rounds that the whole run has."""
     donations: Donations | None = None
     strips: tuple[Strip, ...] = ()
-    checks: tuple[Verdict, ...] = ()
+    checks: tuple[CheckRecord, ...] = ()
     no_images: str = ""
     no_checks: str = ""
     notes: tuple[str, ...] = ()
@@ -93,21 +93,17 @@ def view(run: Run, label: str, anchor: str, extras: Extras) -> RunView:
 def _convergence(run: Run) -> tuple[Figure, ...]:
     figures = []
     names = {"sa_st": "SA of ST users", "ra_at": "RA of AT users", "score": "score"}
-    validated = [record for record in run.rounds if any(value is not None for value in record.validation.values())]
+    validated = [record for record in run.rounds if any(record.validated(part) is not None for part in names)]
     if validated:
         series = [Series(name, _points(validated, key)) for key, name in names.items()]
         chosen = None if run.ending is None else (float(run.ending.round), f"chosen: round {run.ending.round}")
         title = "Validation over rounds"
-        rows = tuple(
-            (str(record.round), *(accuracy(record.validation.get(key)) for key in names)) for record in validated
-        )
+        rows = tuple((str(record.round), *(accuracy(record.validated(key)) for key in names)) for record in validated)
         chart = lines(title, [each for each in series if each.points], "round", shares=True, chosen=chosen)
         note = "The score chooses the round: the mean over users of RA (AT users) or SA (ST users)."
         figures.append(Figure(title, chart, Table(f"{title}, in %", ("round", *names.values()), rows), note))
     by_role = {role: [member.id for member in run.members if member.role is role] for role in Role}
-    losses = {
-        f"{role.value} users": [(r.round, mean_loss(r, ids)) for r in run.rounds] for role, ids in by_role.items()
-    }
+    losses = {f"{role.value} users": [(r.round, r.mean_loss(ids)) for r in run.rounds] for role, ids in by_role.items()}
     kept = {name: [(a, b) for a, b in found if b is not None] for name, found in losses.items()}
     if any(kept.values()):
         title = "Training loss over rounds"
@@ -122,7 +118,7 @@ def _convergence(run: Run) -> tuple[Figure, ...]:
 
 
 def _points(records: Sequence[RoundRecord], key: str) -> list[tuple[float, float]]:
-    found = [(float(record.round), record.validation.get(key)) for record in records]
+    found = [(float(record.round), record.validated(key)) for record in records]
     return [(number, value) for number, value in found if value is not None]
 
 
@@ -130,7 +126,7 @@ def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def _cost(evaluation: Evaluation, rounds: int) -> Table | None:
+def _cost(evaluation: EvaluationRecord, rounds: int) -> Table | None:
     cost = evaluation.cost
     if cost is None:
         return None
@@ -138,7 +134,7 @@ def _cost(evaluation: Evaluation, rounds: int) -> Table | None:
     rows.append(("Computing: all rounds", _macs(cost.macs_total.paper), _macs(cost.macs_total.actual)))
     for role, macs in cost.macs_per_image.items():
         rows.append((f"Computing: one training image of an {role} user", _macs(macs.paper), _macs(macs.actual)))
-    travel = cost.bytes_
+    travel = cost.traffic
     for role, sent in travel.client.items():
         rows.append((f"Network: one round of an {role} user, down / up", "", _travel(sent.down, sent.up)))
     rows.append(("Network: one round of all, down / up", "", _travel(travel.round.down, travel.round.up)))
@@ -185,7 +181,7 @@ def _strips_note(experiment: Experiment) -> str:
     )
 
 
-def _checks(recorded: Sequence[Verdict], measured: Sequence[Verdict]) -> Table | None:
+def _checks(recorded: Sequence[CheckRecord], measured: Sequence[CheckRecord]) -> Table | None:
     """The check-list of the newest evaluation that has one, or else the one measured for the page."""
     if not recorded and not measured:
         return None
@@ -203,7 +199,7 @@ def _checks(recorded: Sequence[Verdict], measured: Sequence[Verdict]) -> Table |
     return Table(caption, ("judges", "check", "result", "measured", "allowed"), rows, text_columns=5)
 
 
-def _alarm(verdicts: Sequence[Verdict]) -> str:
+def _alarm(verdicts: Sequence[CheckRecord]) -> str:
     failed = sum(verdict.passed is False for verdict in verdicts)
     missing = sum(verdict.passed is None for verdict in verdicts)
     said = [f"{failed} of these failed. Do not trust the robust accuracies before you know why."] if failed else []

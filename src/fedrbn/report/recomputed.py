@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from fedrbn.evaluation import checklist as checking
 from fedrbn.evaluation.accuracy import Accuracy
 from fedrbn.evaluation.protocol import main_label, threat_eps
+from fedrbn.evaluation.records import CheckRecord
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.prediction import predicting_branch
 from fedrbn.federated.protocol import Answers
 from fedrbn.federated.server import donor_weights
 from fedrbn.randomness import generator
-from fedrbn.report.records import Verdict
 from fedrbn.runs.load import Trained
 from fedrbn.types import Member, Role, Tensors
 
@@ -69,7 +69,7 @@ def donations(trained: Trained) -> Donations | None:
     )
 
 
-def checklist(trained: Trained, assembly: Assembly) -> tuple[Verdict, ...]:
+def checklist(trained: Trained, assembly: Assembly) -> tuple[CheckRecord, ...]:
     """The check-list of the run's attack on a few test samples of one user of each role and domain.
 
     `fedrbn evaluate` looks at every user and at more samples; a page should not take that long, so the list itself
@@ -95,4 +95,4 @@ def checklist(trained: Trained, assembly: Assembly) -> tuple[Verdict, ...]:
     evidence = checking.Evidence(answers, deployed)
     needed = min(checking.IMAGES, sum(len(client.test) for client in tested))
     checks = checking.judge(evidence, {"ra": (label, attack)}, eps, len(trained.classes), needed)
-    return tuple(Verdict.model_validate(check) for check in checking.as_records(checks))
+    return tuple(CheckRecord.from_json(check) for check in checking.as_records(checks))

@@ -83,12 +83,12 @@ def _difference(cell: Cell, base: Cell, metric: str, text: str, other: str, stor
 
 def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[Answers, Answers] | None:
     """What two runs answered, each in one of its columns, if both were asked about the same images attacked alike."""
-    records = reading.evaluation(ours[0]), reading.evaluation(theirs[0])
-    if ours == theirs or records[0] is None or records[1] is None:
+    here, there = reading.evaluation(ours[0]), reading.evaluation(theirs[0])
+    if ours == theirs or here is None or there is None:
         return None
-    if any(records[0][fact] != records[1][fact] for fact in ("samples_digest", "attack", "attacks")):
+    if (here.samples_digest, here.attack, here.attacks) != (there.samples_digest, there.attack, there.attacks):
         return None
-    first, second = (_answers(*side, records[0]["attack"]) for side in (ours, theirs))
+    first, second = (_answers(*side, here.attack) for side in (ours, theirs))
     return (first, second) if first and second else None
 
 

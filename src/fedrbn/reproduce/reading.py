@@ -18,12 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedrbn.config import Experiment
+from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.reproduce import measures
 from fedrbn.runs.directory import RunDirectory
-from fedrbn.runs.records import evaluations, rounds
+from fedrbn.runs.records import evaluations, rounds, stops
 
 TERA = 1e12
 
@@ -39,8 +39,7 @@ def value(path: Path, text: str, attacks: Sequence[str] = ()) -> float | None:
     if record is None:
         return None
     if text in ("T", "T total"):
-        count = "macs_per_epoch" if text == "T" else "macs_total"
-        return float(record["cost"][count]["paper"]) / TERA
+        return _macs(record, text == "T total")
     first = text.split(" ", maxsplit=1)[0]
     if first in measures.MEASURES:
         return measures.value(path, text)
@@ -50,10 +49,10 @@ def value(path: Path, text: str, attacks: Sequence[str] = ()) -> float | None:
     if text.startswith("ra["):
         return _percent(_under_attack(path, text[3:-1], attacks))
     metric, slash, domain = text.partition("/")
-    return _percent((record["domains"].get(domain, {}) if slash else record["mean"]).get(metric))
+    return _percent((record.domains.get(domain, {}) if slash else record.mean).get(metric))
 
 
-def evaluation(path: Path) -> dict[str, Any] | None:
+def evaluation(path: Path) -> EvaluationRecord | None:
     """The record of the evaluation that ended the training; None if it is not finished."""
     if not (path / "config.toml").is_file():
         return None
@@ -66,38 +65,39 @@ def stopped(path: Path) -> int | None:
     if evaluation(path) is not None or not (path / "config.toml").is_file():
         return None
     run = RunDirectory.open(path)
-    stops = [int(record["round"]) for record in run.records("stops.jsonl")]
-    return stops[-1] if stops and stops[-1] > len(run.records("rounds.jsonl")) else None
+    found = [stop.round for stop in stops(run)]
+    return found[-1] if found and found[-1] > len(rounds(run)) else None
 
 
-def under_attacks(path: Path, attacks: Sequence[str]) -> dict[str, Any] | None:
+def under_attacks(path: Path, attacks: Sequence[str]) -> EvaluationRecord | None:
     """The record of an evaluation with all of these attacks; None if there is none yet.
 
     It must be of the branch and the images of the evaluation that ended the training: anybody may have added others.
     """
     first, *later = evaluations(RunDirectory.open(path))
-    same = [record for record in later if all(record[key] == first[key] for key in ("deployment", "samples_digest"))]
-    return next((record for record in same if set(attacks) <= record["attacks"].keys()), None)
+    wanted = (first.deployment, first.samples_digest)
+    same = [record for record in later if (record.deployment, record.samples_digest) == wanted]
+    return next((record for record in same if set(attacks) <= record.attacks.keys()), None)
+
+
+def _macs(record: EvaluationRecord, total: bool) -> float | None:
+    """10¹² MACs in the paper's count; None in a record that does not say what the run cost."""
+    if record.cost is None:
+        return None
+    return (record.cost.macs_total if total else record.cost.macs_per_epoch).paper / TERA
 
 
 def _under_attack(path: Path, attack: str, attacks: Sequence[str]) -> float | None:
     record = under_attacks(path, attacks)
-    if record is None:
-        return None
-    found: float | None = record["mean"].get("ra" if attack == record["attack"] else f"ra[{attack}]")
-    return found
+    return None if record is None else record.mean.get(record.robust_column(attack))
 
 
 def _validation(path: Path, share: float, part: str = "score") -> float | None:
     """The newest score, or part of it, by the round in which this share of the rounds is finished."""
     records = rounds(RunDirectory.open(path))
-    last = math.ceil(share * records[-1]["round"] - 1e-9) if records else 0  # 0.1 has no exact float
-    scores: list[float] = [
-        record["validation"][part]
-        for record in records
-        if record["round"] <= last and record.get("validation", {}).get(part) is not None
-    ]
-    return scores[-1] if scores else None
+    last = math.ceil(share * records[-1].round - 1e-9) if records else 0  # 0.1 has no exact float
+    scores = [record.validated(part) for record in records if record.round <= last]
+    return next((score for score in reversed(scores) if score is not None), None)
 
 
 def _percent(share: float | None) -> float | None:

@@ -118,7 +118,8 @@ def _versions(runs: Iterable[Experiment], store: Path) -> dict[str, list[str]]:
     """Every version of every package that made a number."""
     found: dict[str, set[str]] = {}
     for path in {reading.directory(run, store) for run in runs}:
-        for name, version in (reading.evaluation(path) or {}).get("versions", {}).items():
+        record = reading.evaluation(path)
+        for name, version in (record.versions if record else {}).items():
             found.setdefault(name, set()).add(version)
     return {name: sorted(versions) for name, versions in found.items()}
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
+from fedrbn.evaluation.records import RoundRecord
 from fedrbn.types import Role
 
 GLYPHS = "▁▂▃▄▅▆▇█"
@@ -45,7 +45,7 @@ class RoundHistory:
     finished: int = 0
     """Rounds that are finished, those before the first round_entry included."""
 
-    def after(self, records: Iterable[Mapping[str, Any]]) -> RoundHistory:
+    def after(self, records: Iterable[RoundRecord]) -> RoundHistory:
         """The history with the records of the rounds that came next."""
         return self._with(self.entries + tuple(round_entry(record, self.roles) for record in records))
 
@@ -69,20 +69,18 @@ class RoundHistory:
         return [value for value in found if value is not None]
 
 
-def round_entry(record: Mapping[str, Any], roles: Mapping[str, Role]) -> RoundEntry:
+def round_entry(record: RoundRecord, roles: Mapping[str, Role]) -> RoundEntry:
     """A round from the line that was written for it."""
-    taking_part = [roles.get(client) for client in record["clients"]]
-    losses = [float(metrics["loss"]) for metrics in record["clients"].values() if "loss" in metrics]
-    validation = record.get("validation") or {}
+    taking_part = [roles.get(client) for client in record.clients]
     return RoundEntry(
-        round=int(record["round"]),
-        seconds=float(record.get("seconds", 0.0)),
+        round=record.round,
+        seconds=record.seconds,
         at=taking_part.count(Role.AT),
         st=taking_part.count(Role.ST),
-        failed=len({failure["client"] for failure in record.get("failures", ())}),
-        loss=fmean(losses) if losses else None,
-        ra_at=validation.get("ra_at"),
-        sa_st=validation.get("sa_st"),
+        failed=len({failure.client for failure in record.failures}),
+        loss=record.mean_loss(record.clients),
+        ra_at=record.validated("ra_at"),
+        sa_st=record.validated("sa_st"),
     )
 
 

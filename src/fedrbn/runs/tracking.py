@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedrbn.errors import TrackingError
+from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.protocol import Result
 from fedrbn.files import Folder
@@ -34,7 +34,7 @@ class Watchers:
         for watcher in self.watchers:
             watcher.answered(result)
 
-    def round_finished(self, record: dict[str, Any]) -> None:
+    def round_finished(self, record: RoundRecord) -> None:
         """See `Watcher`."""
         for watcher in self.watchers:
             watcher.round_finished(record)
@@ -81,25 +81,23 @@ class TensorBoard:
     def answered(self, result: Result) -> None:
         """Nothing: a round's numbers are written when it is finished."""
 
-    def round_finished(self, record: dict[str, Any]) -> None:
+    def round_finished(self, record: RoundRecord) -> None:
         """Write the numbers of a round."""
         if self.writer is not None:
             for name, value in scalars(record, self.roles).items():
-                self.writer.add_scalar(name, value, record["round"])
+                self.writer.add_scalar(name, value, record.round)
             self.writer.flush()
 
     def evaluating(self, clients: int) -> None:
         """Nothing: the evaluation is in the run's record."""
 
 
-def scalars(record: dict[str, Any], roles: dict[str, Role]) -> dict[str, float]:
+def scalars(record: RoundRecord, roles: dict[str, Role]) -> dict[str, float]:
     """The numbers of a round by the names that TensorBoard groups them by."""
-    found = {"train/lr": record["lr"], "train/seconds": record["seconds"]}
-    for role in Role:
-        losses = [metrics["loss"] for client, metrics in record["clients"].items() if roles.get(client) is role]
-        if losses:
-            found[f"loss/{role.value} users"] = fmean(losses)
-    found["clients/failed"] = float(len(record.get("failures", ())))
     names = {"score": "score", "ra_at": "RA of AT users", "sa_st": "SA of ST users"}
-    validation = record.get("validation") or {}
-    return found | {f"validation/{n}": validation[key] for key, n in names.items() if validation.get(key) is not None}
+    found: dict[str, float | None] = {"train/lr": record.lr, "train/seconds": record.seconds}
+    for role in Role:
+        found[f"loss/{role.value} users"] = record.mean_loss(client for client, own in roles.items() if own is role)
+    found["clients/failed"] = float(len(record.failures))
+    found |= {f"validation/{name}": record.validated(part) for part, name in names.items()}
+    return {name: value for name, value in found.items() if value is not None}

@@ -16,6 +16,7 @@ from fedrbn.data.samples import DataSet, Federation
 from fedrbn.errors import StorageError
 from fedrbn.evaluation.accuracy import Accuracy, deployment_name
 from fedrbn.evaluation.protocol import EvaluationSettings, ask_all, evaluate_clients, main_label, origin_of
+from fedrbn.evaluation.records import EvaluationRecord, RoundRecord
 from fedrbn.evaluation.summary import validation_summary
 from fedrbn.federated.assemble import Assembly, PreparedExperiment, assemble
 from fedrbn.federated.divergence import diverging, first_losses_of
@@ -28,7 +29,7 @@ from fedrbn.federated.uploads.validation import malformed
 from fedrbn.hardware import one_thread
 from fedrbn.runs.checkpoint import Best, Checkpoint
 from fedrbn.runs.directory import RunDirectory
-from fedrbn.runs.records import evaluations
+from fedrbn.runs.records import evaluations, rounds
 from fedrbn.types import Member, Role
 
 
@@ -41,7 +42,7 @@ class Watcher(Protocol):
     def answered(self, result: Result) -> None:
         """A client has answered."""
 
-    def round_finished(self, record: dict[str, Any]) -> None:
+    def round_finished(self, record: RoundRecord) -> None:
         """A round is finished; the record is the line written for it."""
 
     def evaluating(self, clients: int) -> None:
@@ -93,7 +94,7 @@ def resume(
     directory = RunDirectory.open(Path(path))
     finished = evaluations(directory)
     if finished:
-        return finished[0]
+        return finished[0].to_json()
     with directory.locked():
         directory.recover()  # first: what cannot be continued is refused before the data are loaded
         assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
@@ -122,7 +123,8 @@ def evaluate(
             )
         assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
         with one_thread(), assembly.executor() as execute:
-            return _evaluate(assembly, directory, chosen.state, _watched(execute, watcher), settings, watcher)
+            watched = _watched(execute, watcher)
+            return _evaluate(assembly, directory, chosen.state, watched, settings, watcher).to_json()
 
 
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
@@ -168,7 +170,7 @@ def train_and_evaluate(
     """
     with one_thread():
         prepared, state = _train(prepared, directory, execute, watcher, revise)
-        return _evaluate(prepared, directory, state, execute, None, watcher)
+        return _evaluate(prepared, directory, state, execute, None, watcher).to_json()
 
 
 def _train(
@@ -179,7 +181,7 @@ def _train(
     state = checkpoint.state if checkpoint else initial_state(prepared.net, prepared.plan)
     best = checkpoint.best if checkpoint else None
     origin, started = origin_of(prepared), time.perf_counter()
-    first_losses = first_losses_of(directory.records("rounds.jsonl"))
+    first_losses = first_losses_of(record.losses for record in rounds(directory))
     while True:
         prepared, state = revise(prepared, state)
         if checkpoint and state.round == checkpoint.state.round:
@@ -191,24 +193,24 @@ def _train(
         except TooFewClientsError as error:
             directory.append("stops.jsonl", {**origin, "round": error.number + 1, "failures": listed(error.failures)})
             raise
-        record: dict[str, Any] = {**origin, "round": state.round, "lr": report.lr, "clients": report.clients}
-        record |= prepared.remarks(state)
+        line: dict[str, Any] = {**origin, "round": state.round, "lr": report.lr, "clients": report.clients}
+        line |= prepared.remarks(state)
         if report.failures:
-            record["failures"] = listed(report.failures)
+            line["failures"] = listed(report.failures)
         alarm = diverging(report, first_losses)
         if alarm:
-            record["warning"] = alarm
-        first_losses = first_losses_of([record]) | first_losses
+            line["warning"] = alarm
         if _validation_due(prepared, state.round):
-            record["validation"] = _validate(prepared, state, execute)
-            score = record["validation"]["score"]
+            line["validation"] = _validate(prepared, state, execute)
+            score = line["validation"]["score"]
             better = best is None or score is None or score > best.score
             if better and prepared.plan.schedule.may_choose(state.round):
                 best = Best(state.round, score or 0.0)
                 directory.save("best", state, best)
-        record["seconds"] = time.perf_counter() - started
+        record = RoundRecord.from_json({**line, "seconds": time.perf_counter() - started})
         started = time.perf_counter()
-        directory.append("rounds.jsonl", record)
+        first_losses = first_losses_of([first_losses, record.losses])
+        directory.append("rounds.jsonl", record.to_json())
         directory.save("last", state, best)
         if watcher:
             watcher.round_finished(record)
@@ -266,15 +268,16 @@ def _evaluate(
     execute: Execute,
     settings: EvaluationSettings | None,
     watcher: Watcher | None,
-) -> dict[str, Any]:
+) -> EvaluationRecord:
     """Examine every client on its test data; writes the record and the per-sample answers."""
     if watcher:
         watcher.evaluating(len(prepared.plan.members))
-    record, answers = evaluate_clients(prepared, state, execute, settings or EvaluationSettings())
-    record |= {"cost": cost_of(prepared), **prepared.remarks(state)}
+    evaluated, answers = evaluate_clients(prepared, state, execute, settings or EvaluationSettings())
+    added = {"cost": cost_of(prepared), **prepared.remarks(state)}
+    record = EvaluationRecord.from_json(evaluated.to_json() | added)
     number = len(directory.records("evaluations.jsonl"))
     directory.save_tensors(f"answers/{number}.safetensors", answers)
-    directory.append("evaluations.jsonl", record)
+    directory.append("evaluations.jsonl", record.to_json())
     return record
 
 

@@ -14,7 +14,7 @@ from fedrbn.federated.options import configure
 from fedrbn.federated.schedule import Schedule
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.history import RoundHistory
-from fedrbn.runs.records import rounds
+from fedrbn.runs.records import rounds, stops
 from fedrbn.types import Member
 
 PATIENCE = 2
@@ -61,8 +61,8 @@ def look(directory: RunDirectory, start: RoundHistory) -> RunStatus:
         return RunStatus(history, RunStage.FINISHED)
     if held:
         return RunStatus(history, RunStage.TRAINING if history.finished < history.rounds else RunStage.EVALUATING)
-    stops = [stop for stop in directory.records("stops.jsonl") if stop["round"] > history.finished]
-    cause = "; ".join(f"{f['client']}: {f['cause']}" for f in stops[-1]["failures"]) if stops else ""
+    later = [stop for stop in stops(directory) if stop.round > history.finished]
+    cause = "; ".join(f"{failure.client}: {failure.cause}" for failure in later[-1].failures) if later else ""
     return RunStatus(history, RunStage.STOPPED, cause)
 
 

@@ -1,0 +1,231 @@
+"""The lines that a run writes: a finished round, a round that too few clients finished, an evaluation.
+
+Whoever writes or reads one of them does it by these types. On disk a line is a JSON object (`to_json`, `from_json`).
+A key that is not named here is kept as it is, so lines of older and newer versions load and are written back whole;
+what the types name is checked strictly.
+
+    rounds.jsonl        RoundRecord
+    stops.jsonl         StopRecord
+    evaluations.jsonl   EvaluationRecord
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, Strict, WrapValidator, model_validator
+
+
+def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
+    """The value itself once it is known to be a number: 3 stays 3, and is not written back as 3.0."""
+    check(value)
+    return value
+
+
+Number: TypeAlias = Annotated[float, WrapValidator(_as_written), SerializeAsAny()]
+
+
+class Line(BaseModel):
+    """A JSON object of a run's files; keys that a type does not name are kept."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="allow", validate_by_name=True, ser_json_inf_nan="constants"
+    )
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> Self:
+        """The record of a line, checked."""
+        return cls.model_validate(line)
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as it was read or made: nothing is added, and nothing is lost."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+class FailureRecord(Line):
+    """A client that did not finish a round, and why; rounds count from 1."""
+
+    client: str
+    round: int
+    cause: str
+
+
+Failures: TypeAlias = Annotated[tuple[FailureRecord, ...], Strict(False)]
+
+
+class StopRecord(Line):
+    """A round that too few clients finished."""
+
+    round: int
+    failures: Failures = ()
+
+
+class Origin(Line):
+    """What every record says of the run it is from."""
+
+    key: str = ""
+    method: str = ""
+    data: str = ""
+    attack: str = ""
+    """The main attack, which `ra` stands for, by its label."""
+    eps: Number | None = None
+    """Of the attack in the config, in pixels."""
+    threat: str = ""
+    predict: str = ""
+    seed: int = 0
+    precision: str = ""
+    versions: dict[str, str] = {}
+
+
+class RoundRecord(Origin):
+    """A finished round."""
+
+    round: int
+    """Rounds count from 1."""
+    lr: Number | None = None
+    clients: dict[str, dict[str, Number]]
+    """Of each client whose update counted, what it measured: loss, seconds …"""
+    failures: Failures = ()
+    warning: str = ""
+    """That training diverges, and where."""
+    validation: dict[str, Number | None] | None = None
+    """See `validated`; None if it was not this round's turn."""
+    seconds: Number = 0.0
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """The training loss of each client that reported one."""
+        return {client: metrics["loss"] for client, metrics in self.clients.items() if "loss" in metrics}
+
+    def mean_loss(self, clients: Iterable[str]) -> float | None:
+        """The mean loss of those of the clients that took part; None if nobody did."""
+        losses = self.losses
+        found = [losses[client] for client in clients if client in losses]
+        return fmean(found) if found else None
+
+    def validated(self, part: str) -> float | None:
+        """`score`, which chooses the round, or its parts `ra_at` and `sa_st`; None if it was not measured."""
+        return (self.validation or {}).get(part)
+
+
+class AttackRecord(Line):
+    """An attack of an evaluation."""
+
+    eps: Number | None
+    settings: str
+    in_config: bool = False
+    """Whether it is the attack of the run's config."""
+
+
+class UserRecord(Line):
+    """What a client is, and beside that its accuracies by the names of the columns."""
+
+    __pydantic_extra__: dict[str, int | float | str]
+
+    domain: str
+    role: Literal["AT", "ST"]
+    predicts: str
+    """The branch, or the other way it is deployed."""
+
+    def accuracy(self, column: str) -> float | None:
+        """A column's value, if there is one."""
+        value = self.__pydantic_extra__.get(column)
+        return None if value is None or isinstance(value, str) else float(value)
+
+
+class CheckRecord(Line):
+    """A line of the check-list of warning signs; see `fedrbn.evaluation.checklist.Check`."""
+
+    name: str
+    passed: bool | None
+    detail: str
+    allowed: str = ""
+    why: str = ""
+    column: str = ""
+
+
+class MacsRecord(Line):
+    """Multiply-accumulates in the paper's count and as our code executes them."""
+
+    paper: Number
+    actual: Number
+
+
+class BytesRecord(Line):
+    """What travels from and to the server."""
+
+    down: Number
+    up: Number
+
+
+class TrafficRecord(Line):
+    """Bytes of a round: for one client of each role, and for all of its participants."""
+
+    client: dict[str, BytesRecord]
+    round: BytesRecord
+
+
+class CostRecord(Line):
+    """What a run costs."""
+
+    macs_per_epoch: MacsRecord
+    macs_total: MacsRecord
+    macs_per_image: dict[str, MacsRecord]
+    traffic: TrafficRecord = Field(alias="bytes")
+
+
+class EvaluationRecord(Origin):
+    """An evaluation of all clients; the first one of a run ended its training."""
+
+    method: str
+    data: str
+    attack: str
+    threat: str
+    seed: int
+    attacks: dict[str, AttackRecord]
+    deployment: str
+    part: str
+    round: int
+    labels: dict[str, str]
+    """How tables name the domains."""
+    samples_digest: str
+    users: dict[str, UserRecord]
+    domains: dict[str, dict[str, Number]]
+    mean: dict[str, Number]
+    interval: dict[str, Annotated[tuple[Number, Number], Strict(False)]]
+    """95 %, of the mean."""
+    samples: dict[str, int]
+    worst_domain: dict[str, Number]
+    unanswered: dict[str, str] = {}
+    """Clients that could not be evaluated, and why."""
+    checks: Annotated[tuple[CheckRecord, ...], Strict(False)] | None = None
+    """None if the check-list was not measured."""
+    cost: CostRecord | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.attack not in self.attacks:
+            raise ValueError(f"attack {self.attack!r} is not among its attacks")
+        lost = self.mean.keys() - (self.interval.keys() & self.samples.keys())
+        if lost:
+            raise ValueError(f"column {min(lost)!r} has no interval or no count of samples")
+        return self
+
+    @property
+    def main_attack(self) -> AttackRecord:
+        """The attack that `ra` stands for."""
+        return self.attacks[self.attack]
+
+    def robust_column(self, attack: str) -> str:
+        """The column of the robust accuracy under one of the attacks."""
+        return "ra" if attack == self.attack else f"ra[{attack}]"
+
+    def clean_column(self, attack: str) -> str:
+        """The column of the clean accuracy on the samples that one of the attacks was tried on."""
+        return f"sa[{attack}]" if f"sa[{attack}]" in self.mean else "sa"
+
+    def domain_label(self, domain: str) -> str:
+        """How tables name a domain."""
+        return self.labels.get(domain, domain)
