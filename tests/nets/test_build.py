@@ -113,9 +113,7 @@ def test_the_first_import_of_a_module_that_draws_changes_nothing(own: str) -> No
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(
-        ValueError, match=r"got network 'resnet'; expected one of digits, alexnet, resnet18.*'resnet18'\?"
-    ):
+    with pytest.raises(ValueError, match=r"got network 'resnet'; expected one of digits, alexnet, .*'resnet18'\?"):
         build("resnet", 10, 1.0, SHAPE, seed=1)
 
 
