@@ -2,7 +2,6 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo flower-demo test test-slow browser lint bench adversaries clean soak fuzz audit
@@ -28,7 +27,7 @@ flower-demo: $(READY) ## The same over TLS: a SuperLink and 4 authenticated Supe
 	$(BIN)/fedrbn deploy demo experiments/flower-demo.toml --out runs/flower-demo
 
 test: $(READY) ## The tests that take seconds each, with a coverage figure
-	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --durations=20 --cov --cov-report=term
 
 browser: ## Install chromium for the tests of the report page, where it is missing and apt-get can
 	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
@@ -38,7 +37,7 @@ browser: ## Install chromium for the tests of the report page, where it is missi
 	else echo "chromium is missing: install it (Debian: sudo apt-get install chromium) for the tests of the report page"; fi
 
 test-slow: $(READY) browser ## The tests that need minutes, real data (FEDRBN_DATA) or processes
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --durations=20
 
 lint: $(READY) ## Ruff and strict mypy
 	$(BIN)/ruff check .
