@@ -16,7 +16,6 @@ from rich.console import Console
 
 from fedrbn import cli
 from fedrbn.config import Experiment
-from fedrbn.cost.estimate import as_text
 from fedrbn.runs import sweep
 from fedrbn.runs import train as runs
 from fedrbn.runs.directory import RunDirectory
@@ -105,13 +104,6 @@ def test_a_terminal_shows_bars_with_client_loss_and_time_left(tiny: Callable[...
         runs.run(experiment, tmp_path / "run", watcher=display)
     for text in ("title round", "clients", "loss", "RA of AT users", "left", "title evaluating"):
         assert text in page.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (5399, "90 min"), (9000, "2.5 h")]
-)
-def test_durations_in_words(seconds: float, text: str) -> None:
-    assert as_text(seconds) == text
 
 
 def test_json_is_all_there_is_on_stdout(fedrbn: Command, tiny_options: list[str]) -> None:

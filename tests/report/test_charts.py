@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fedrbn.report.charts import DotRow, Point, Series, dots, heat, lines, scatter
-from fedrbn.report.content import accuracy, amount, duration, points, probability
+from fedrbn.report.content import accuracy, amount, points, probability
 from fedrbn.report.svg import SHAPES, Scale, element, shape, spread, ticks
 
 
@@ -116,4 +116,3 @@ def test_numbers_for_people() -> None:
     assert accuracy(None) == "–"
     assert [points(value) for value in (0.0125, -0.0125, 0.0001)] == ["+1.2", "−1.2", "0.0"]
     assert [probability(p) for p in (0.0004, 0.0123)] == ["< 0.001", "0.012"]
-    assert [duration(s) for s in (8.46, 59.6, 3700)] == ["8.5 s", "1 min 0 s", "1 h 1 min"]

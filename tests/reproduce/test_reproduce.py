@@ -19,7 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedrbn.cli import app
-from fedrbn.cli.reproduce import duration, folder_name
+from fedrbn.cli.reproduce import folder_name
 from fedrbn.config import ConfigError, Experiment, FirstDomains
 from fedrbn.cost.count import without_images
 from fedrbn.data import AVAILABLE
@@ -597,10 +597,6 @@ def test_divergence_of_domains_that_are_the_same_or_far_apart() -> None:
     assert domain_divergence.domain_divergence(near, far, rng) == 2  # told apart without error
     # The error is one half in expectation; its standard error on 400 images is 0.025, so d is within 4 · 3 · 0.025.
     assert domain_divergence.domain_divergence(near, also_near, rng) < 0.3
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (5, 89, 90, 7200, 864000)] == ["5 s", "89 s", "2 min", "2 h", "10 d"]
 
 
 def test_the_list_shows_every_experiment() -> None:

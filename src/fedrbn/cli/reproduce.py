@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from fedrbn.reproduce.declarations import Declaration
     from fedrbn.reproduce.experiment_cells import Cell, Threat
 
-MINUTE, HOUR, DAY = 60, 3600, 86400
-
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="An experiment; --list shows them.")] = None,
@@ -107,6 +105,7 @@ def show_list() -> None:
     """All experiments, where they are in the paper, their runs, and a rough time for each scale."""
     from rich.table import Table
 
+    from fedrbn.cost.durations import duration
     from fedrbn.hardware import cores
     from fedrbn.reproduce import declarations, estimates, experiment_cells, running
     from fedrbn.reproduce.scales import SCALES
@@ -128,11 +127,3 @@ def show_list() -> None:
         times = [duration(estimates.seconds(cells) / used) for cells in by_scale.values()]
         table.add_row(name, declaration.title, declaration.place, str(len(running.tasks(by_scale["paper"]))), *times)
     console().print(table)
-
-
-def duration(seconds: float) -> str:
-    """A rough time for people."""
-    for unit, size in (("d", DAY), ("h", HOUR), ("min", MINUTE)):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -36,15 +36,6 @@ def estimate_seconds(assembly: Assembly, finished: int = 0) -> float:
     return (training + validations * validation + evaluation) / assembly.workers
 
 
-def as_text(seconds: float) -> str:
-    """Seconds in words: 40 s, 12 min, 3.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
 def _step_seconds(assembly: Assembly, role: Role) -> float:
     """One training step of a client of this role, on a copy of the network: half of two, because some need pairs."""
     net = copy.deepcopy(assembly.net)

@@ -79,12 +79,3 @@ def points(difference: float) -> str:
 def probability(p: float) -> str:
     """A p-value for people."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    minutes, hours = whole // 60, whole // 3600
-    return f"{minutes} min {whole % 60} s" if hours == 0 else f"{hours} h {minutes % 60} min"

@@ -8,9 +8,10 @@ from typing import Any
 
 from fedrbn import config
 from fedrbn.config import Experiment
+from fedrbn.cost.durations import duration
 from fedrbn.evaluation.records import FailureRecord
 from fedrbn.federated.options import resolved
-from fedrbn.report.content import Table, duration
+from fedrbn.report.content import Table
 from fedrbn.report.gather import Run
 from fedrbn.types import Role
 

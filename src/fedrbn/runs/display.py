@@ -10,7 +10,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from fedrbn.cost.estimate import as_text, estimate_seconds
+from fedrbn.cost.durations import duration
+from fedrbn.cost.estimate import estimate_seconds
 from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.privacy.accountant import spending
@@ -60,7 +61,7 @@ def panel(history: RoundHistory, title: str, activity: str, doing: str) -> Rende
         f"{title} round",
         bar,
         f"{history.finished}/{history.rounds}",
-        f"{as_text(left)} left" if left is not None else "",
+        f"{duration(left)} left" if left is not None else "",
     )
     for name, label in VALIDATION.items():
         values = history.values(name)
@@ -85,7 +86,7 @@ def plain_line(history: RoundHistory, title: str) -> str:
     validation = ", ".join(f"{label} {values[0]:.1%}" for label, values in last.items() if values)
     said += [f"validation {validation}"] if validation else []
     said += [f"{newest.failed} failed"] if newest.failed else []
-    return "  ".join([*said, f"{as_text(history.seconds_left or 0.0)} left"])
+    return "  ".join([*said, f"{duration(history.seconds_left or 0.0)} left"])
 
 
 class Display:
@@ -116,7 +117,7 @@ class Display:
         at = sum(member.role is Role.AT for member in plan.members)
         self._say(
             f"{len(plan.members)} clients ({at} AT, {len(plan.members) - at} ST), {plan.rounds - finished} rounds to "
-            f"go, {assembly.workers} worker(s); estimated time {as_text(estimate_seconds(assembly, finished))}"
+            f"go, {assembly.workers} worker(s); estimated time {duration(estimate_seconds(assembly, finished))}"
         )
         planned = spending(assembly.experiment, plan, plan.rounds)
         if planned is not None:
