@@ -109,28 +109,30 @@ def test_a_run_compared_with_itself_does_not_differ(run: Path, trained: Path) ->
     assert all(c["p"] == 1 and c["only_ours"] == c["only_theirs"] == 0 for c in compared)
 
 
-def test_the_check_list_is_shown_and_fails_loudly(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_list_is_shown_and_fails_loudly(
+    tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The authors' box leaves the ball, which the check-list must say."""
     monkeypatch.setattr(checklist, "QUERIES", 10)  # the search is not what this is about
-    # The authors' box leaves the ball, which the check-list must say.
-    config = run / "config.toml"
-    config.write_text(config.read_text().replace('threat = "pixel"', 'threat = "authors-release"'))
-    code, output = evaluate(str(run))
+    fedrbn.run(tiny(attack={"threat": "authors-release"}, train={"rounds": 1}), tmp_path / "release")
+    code, output = evaluate(str(tmp_path / "release"))
     assert code == 1
     assert "Can these numbers be trusted?" in output
     assert "FAILED" in output
     assert "threat model authors-release" in " ".join(output.split())
 
 
-def test_different_attacks_are_not_compared(run: Path, trained: Path, tmp_path: Path) -> None:
+def test_different_attacks_are_not_compared(
+    run: Path, trained: Path, tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
     # Asked about another attack, this run has only the clean accuracies in common with the other.
     code, output = evaluate(str(run), "--attacks", "fgsm-rs", "--no-checks", "--against", str(trained), "--json")
     assert code == 0
     assert {c["column"] for c in json.loads(output)["against"]} == {"sa", "sa@clean", "sa@noised"}
     # The same name with another ε is refused.
-    config = run / "config.toml"
-    config.write_text(config.read_text().replace("eps = 0.03137254901960784", "eps = 0.01"))
+    fedrbn.run(tiny(attack={"eps": 0.01}, train={"rounds": 1}), tmp_path / "other")
     with pytest.raises(ValueError, match="'pgd-2' with other settings"):
-        evaluate(str(run), "--no-checks", "--against", str(trained))
+        evaluate(str(tmp_path / "other"), "--no-checks", "--against", str(trained))
 
 
 def unchanged(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
