@@ -163,14 +163,18 @@ SIZES = st.lists(st.integers(2, 9), min_size=2, max_size=3)
     hidden=st.integers(2, 6),
     pool=st.booleans(),
     sizes=SIZES,
-    size=st.integers(2, 5),
+    size=st.integers(3, 5),
     lam=st.sampled_from([0.25, 0.5, 0.75]),
     seed=st.integers(0, 100),
 )
 def test_two_rounds_of_fedrbn(
     channels: int, filters: int, hidden: int, pool: bool, sizes: list[int], size: int, lam: float, seed: int
 ) -> None:
-    """The first user trains adversarially; before it has reported nobody calibrates."""
+    """The first user trains adversarially; before it has reported nobody calibrates.
+
+    Batches of three and more: with two images batch norm gives ±1 whatever they are, gradients explode for some seeds,
+    and rounding is all that is left to compare.
+    """
     clients = [client(i, Role.ST if i else Role.AT, count, channels) for i, count in enumerate(sizes)]
     build = network(channels, filters, hidden, pool, seed)
     method = replace(fedrbn(PGD()), calibration=Calibrated(lam))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tests.report.conftest import Page
 
+import fedrbn
+from fedrbn.config import Experiment
 from fedrbn.errors import StorageError
 from fedrbn.report import write_report
 from fedrbn.report.page import render
@@ -120,10 +125,15 @@ def test_what_files_say_is_escaped(trained: Path, tmp_path: Path) -> None:
     assert "The networks could not be loaded" in page.text  # its checkpoint does not have that client
 
 
-def test_the_rest_is_shown_where_the_data_are_missing(trained: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(trained, tmp_path / "run"))
-    config = (run / "config.toml").read_text(encoding="utf-8")
-    (run / "config.toml").write_text(config.replace('"digits-mini"', '"no-such-folder"'), encoding="utf-8")
+def test_the_rest_is_shown_where_the_data_are_missing(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    """A run on a folder of images that is gone by now."""
+    folder, run = tmp_path / "no-such-folder", tmp_path / "run"
+    for number, (domain, name, _) in enumerate(itertools.product("ab", ("cat", "dog"), range(40))):
+        (folder / domain / name).mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((28, 28), 50).convert("RGB").save(folder / domain / name / f"{number}.png")
+    own = {"fraction": 1.0, "validation": 0.2}
+    fedrbn.run(tiny(data={"name": str(folder), "image_size": 28}, federation=own, train={"rounds": 1}), run)
+    shutil.rmtree(folder)
     page = Page(render([run]))
     assert page.text.count("The run's data are needed for this and could not be used") == 2  # images and check-list
     assert "no-such-folder" in page.text

@@ -125,8 +125,8 @@ def test_learning_rate_times_steps_is_the_papers_at_every_scale_that_can_speak_o
     for row, found in plans.items():
         assert {member.samples for member in found.members} == {images}
         assert {steps_per_epoch(member.samples, found.train.batch_size) for member in found.members} == {steps}
-        assert found.rounds == rounds
-        assert found.lr(0) == pytest.approx(lr / 10 if row == "FATMeta" else lr)
+        assert found.schedule.rounds == rounds
+        assert found.schedule.lr(0) == pytest.approx(lr / 10 if row == "FATMeta" else lr)
         assert progress(found) == {0.6 if row == "FATMeta" else 12.0}, row
     meta = plans["FATMeta"].method.training
     assert isinstance(meta, Meta)

@@ -111,11 +111,11 @@ class RunDirectory:
             )
 
     def _holds_something_else(self) -> bool:
-        """Whether there is anything that a run that was killed at its birth does not leave."""
+        """Whether there is anything that a run at its birth does not have, of a process that was killed or is at it."""
         if not self.path.is_dir():
             return self.path.exists()
-        newborn = {_LOCK, *(name for name in self.folder.names() if fnmatch(name, ".config.toml.*.tmp"))}
-        return bool(set(self.folder.names()) - newborn)
+        newborn = (_LOCK, "config.toml", ".config.toml.*.tmp")
+        return any(not any(fnmatch(name, pattern) for pattern in newborn) for name in self.folder.names())
 
     def _clear(self) -> None:
         """Remove what belongs to a run, and nothing else; a link is removed itself."""

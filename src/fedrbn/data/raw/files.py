@@ -89,9 +89,9 @@ def _decompressed(file: IO[bytes], start: bytes) -> IO[bytes]:
     return cast(IO[bytes], bz2.BZ2File(file)) if start == b"BZh" else file
 
 
-def broken(name: str, why: str) -> ValueError:
+def broken(name: str, why: str) -> DataError:
     """The error for a file that cannot be read."""
-    return ValueError(f"got {name}, which cannot be read ({why}); expected a whole file. Download it again.")
+    return DataError(f"got {name}, which cannot be read ({why}); expected a whole file. Download it again.")
 
 
 def find(folder: Path, *names: str) -> Path:

@@ -49,8 +49,8 @@ def read_libsvm(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return checked_digits(_bytes((values + 1) / 2, path), labels - 1, path.name)
 
 
-def _wrong_line(path: Path, row: int, line: bytes) -> ValueError:
-    return ValueError(
+def _wrong_line(path: Path, row: int, line: bytes) -> DataError:
+    return DataError(
         f"got line {row + 1} of {path.name}: {line[:60]!r}; expected a label from 1 to 10 and rising index:value pairs "
         f"with indices 1 to {_PIXELS}. Download it again."
     )
