@@ -16,7 +16,7 @@ from fedrbn.config import ConfigError, Experiment, FaultsConfig
 from fedrbn.errors import FederationError, StorageError
 from fedrbn.federated.assemble import assemble
 from fedrbn.federated.protocol import Evaluate, Execute, Failure, Job, Result, Round, Train
-from fedrbn.federated.server import initial_state
+from fedrbn.federated.server import initial_state, round_of
 from fedrbn.federated.uploads.collection import TooFewClientsError
 from fedrbn.nets import build
 from fedrbn.runs import train as runs
@@ -178,7 +178,7 @@ def test_an_update_that_explodes_stops_the_run_with_client_layer_and_remedy(tiny
 @pytest.mark.slow
 def test_a_deadline_needs_processes_that_can_be_given_up(tiny: Make) -> None:
     assembly = assemble(tiny(faults={"deadline_seconds": 30}, run={"workers": 1}))
-    assert assembly.plan.round(initial_state(assembly.net, assembly.plan)).deadline_seconds == 30
+    assert round_of(initial_state(assembly.net, assembly.plan), assembly.plan).deadline_seconds == 30
     before = set(multiprocessing.active_children())
     with assembly.executor():
         assert len(set(multiprocessing.active_children()) - before) == 1
