@@ -107,7 +107,7 @@ def is_regular(path: Path) -> bool:
         return False
 
 
-class _Refused(ValueError):  # noqa: N818  (to those outside it is a ValueError)
+class _Refused(DataError):  # noqa: N818  (to those outside it is a DataError)
     """An image that its header alone rules out."""
 
 
