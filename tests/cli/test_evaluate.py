@@ -222,7 +222,7 @@ def robust(tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Experim
 
 @pytest.mark.slow
 def test_weak_attacks_do_not_end_green(robust: Path) -> None:
-    weak = ("pgd:steps=1,eps=8/255,step=0.0001", "pgd:eps=0", "test_cli_evaluate:unchanged")
+    weak = ("pgd:steps=1,eps=8/255,step=0.0001", "pgd:eps=0", "cli.test_evaluate:unchanged")
     code, output = evaluate(str(robust), "--attacks", ",".join(("pgd-7", *weak)), "--require", "ra>=0", "--json")
     record = json.loads(output)
     assert code == 1
