@@ -1,30 +1,36 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo flower-demo test test-slow browser lint bench adversaries clean soak fuzz audit
+.PHONY: help setup demo flower-demo test test-slow browser lint bench bench-peers adversaries clean soak fuzz audit docs dist
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 setup: $(READY) ## Make .venv with everything (other targets do this by themselves, once)
 
-$(READY): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[attacks,export,flower,h5,privacy,track,dev]'
+	$(PIP) -c constraints.txt -e .
+	touch $(CORE)
+
+$(READY): $(CORE)
+	$(PIP) -c constraints.txt -e '.[all,dev,docs]'
 	# torchattacks is what our attacks are compared with in tests; its own requirements would replace torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchattacks==3.5.1
+	$(PIP) --no-deps torchattacks==3.5.1
 	touch $(READY)
 
-demo: $(READY) ## Train FedRBN and FATBN on the embedded digits, print accuracies, write a report (a few minutes)
-	$(BIN)/fedrbn compare experiments/demo.toml --methods fedrbn,fatbn --out runs/demo --report runs/demo/report.html
+demo: $(CORE) ## Train FedRBN and FATBN on the embedded digits, print accuracies, write a report (a few minutes)
+	$(BIN)/fedrbn demo
 
 flower-demo: $(READY) ## The same over TLS: a SuperLink and 4 authenticated SuperNodes as processes of this machine
 	rm -rf runs/flower-demo
-	$(BIN)/fedrbn deploy demo experiments/flower-demo.toml --out runs/flower-demo
+	$(BIN)/fedrbn deploy demo flower-demo --out runs/flower-demo
 
 test: $(READY) ## The tests that take seconds each, with a coverage figure
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --durations=20 --cov --cov-report=term
@@ -50,15 +56,26 @@ bench: $(READY) ## Speed against plain loops and libraries, growth, and a profil
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/profiling.py
 	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/python benchmarks/together.py
 	$(BIN)/python benchmarks/flower.py
 	$(BIN)/python tools/pages.py
 
-adversaries: $(READY) ## Attacks inside the federation and the cost of privacy, with and without defences (about 10 minutes)
-	$(BIN)/python benchmarks/adversaries.py experiments/byzantine.toml results/byzantine
-	$(BIN)/python benchmarks/adversaries.py experiments/privacy.toml results/privacy
+PEERS := .venv-peers
+$(PEERS)/.ready: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
+	touch $(PEERS)/.ready
 
-soak: $(READY) ## Kill, hang, cut off and poison training on purpose; makes the tables of docs/reliability.md (under 30 minutes)
+bench-peers: $(READY) $(PEERS)/.ready ## FedAvg and FedBN beside plain PyTorch, Flower's simulation and pfl-research (15 minutes)
+	$(BIN)/python benchmarks/peers/bench.py $(PEERS)/bin/python; measured=$$?; $(BIN)/python tools/pages.py; exit $$measured
+
+adversaries: $(READY) ## Attacks inside the federation and the cost of privacy, with and without defences (about 10 minutes)
+	$(BIN)/python benchmarks/adversaries.py benchmarks/byzantine.toml results/byzantine
+	$(BIN)/python benchmarks/adversaries.py benchmarks/privacy.toml results/privacy
+
+soak: $(READY) ## Kill, hang, cut off and poison training on purpose; makes the tables of docs/reliability.md (under 45 minutes)
 	$(BIN)/python -m soak
+	$(BIN)/python -m soak.network
 	$(BIN)/python -m soak.table
 
 CASES := 12000
@@ -67,8 +84,18 @@ fuzz: $(READY) ## Hostile settings, files, run directories, models and messages:
 	PYTHONPATH=tests $(BIN)/python -m fuzz.soak --cases $(CASES) --seed $(SEED)
 	$(BIN)/python -m soak.table
 
+docs: $(READY) ## The documentation site, in site/: open site/index.html
+	$(BIN)/mkdocs build --quiet --strict
+
+dist: ## Wheel and source archive in dist/, checked as a registry would
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/pip install --quiet --disable-pip-version-check build twine
+	rm -rf dist
+	.venv-dist/bin/python -m build --quiet
+	.venv-dist/bin/twine check --strict dist/*
+
 audit: $(READY) ## Dependencies pinned, licences, security rules, foreign code, secrets: what can be checked offline
 	$(BIN)/python tools/audit.py
 
 clean: ## Remove the environment and caches (runs are kept)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) $(PEERS) .venv-dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -8,13 +8,14 @@ import sys
 import pytest
 import torch
 
+from fedrbn import hardware
 from fedrbn.config import Experiment
 from fedrbn.federated.assemble import assemble
 from fedrbn.federated.server import federate, initial_state
-from fedrbn.hardware import one_thread, pick_device, pick_precision
+from fedrbn.hardware import bfloat16_gain, one_thread, pick_device, pick_precision
 
 CPU = torch.device("cpu")
-NATIVE = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+WORKS = bfloat16_gain() > 0
 TINY = {
     "federation": {"users_per_domain": 1, "fraction": 0.02, "at": 1.0},
     "data": {"domains": ("plain",)},
@@ -33,14 +34,33 @@ def test_bfloat16_is_refused_where_the_device_has_no_instructions_for_it() -> No
         pick_precision("bfloat16", torch.device("cuda"))
 
 
-def test_auto_takes_bfloat16_only_where_the_processor_has_instructions_for_it() -> None:
-    assert pick_precision("auto", CPU) is (torch.bfloat16 if NATIVE else None)
+@pytest.mark.parametrize(("gain", "taken"), [(0.0, None), (0.8, None), (1.19, None), (1.2, torch.bfloat16)])
+def test_auto_takes_bfloat16_only_where_it_is_clearly_faster(
+    gain: float, taken: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "bfloat16_gain", lambda: gain)
+    assert pick_precision("auto", CPU) is taken
 
 
-@pytest.mark.skipif(NATIVE, reason="this processor has bfloat16 instructions")
-def test_bfloat16_is_refused_on_a_processor_that_only_emulates_it() -> None:
+def test_bfloat16_is_refused_on_a_processor_that_cannot_compute_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "bfloat16_gain", lambda: 0.0)
     with pytest.raises(ValueError, match=r"run\.precision = 'bfloat16' on a cpu without"):
         pick_precision("bfloat16", CPU)
+
+
+def test_a_processor_that_is_slower_in_bfloat16_still_computes_in_it_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "bfloat16_gain", lambda: 0.7)
+    assert pick_precision("bfloat16", CPU) is torch.bfloat16
+
+
+@pytest.mark.parametrize("trial", ["import os, signal; os.kill(os.getpid(), signal.SIGILL)", "print('no number')"])
+def test_instructions_that_end_the_process_are_tried_in_another_one(
+    trial: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some virtual machines announce AMX and refuse it."""
+    monkeypatch.setattr(hardware, "_TRIAL", trial)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert bfloat16_gain.__wrapped__() == 0
 
 
 def test_one_thread_within_the_block_and_the_setting_is_put_back() -> None:
@@ -92,7 +112,7 @@ def test_a_device_that_is_not_there_is_refused(device: str) -> None:
         pick_device(device)  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(not NATIVE, reason="this processor has no bfloat16 instructions")
+@pytest.mark.skipif(not WORKS, reason="this processor has no bfloat16 instructions that work")
 def test_a_run_in_bfloat16_trains_float32_weights_to_about_the_same_place() -> None:
     """One AT client's first update, in both precisions: near each other, not equal, and float32 for the server."""
     found = []

@@ -66,7 +66,7 @@ def embedded(folder: Path) -> dict[str, str]:
     """The demo, and every method."""
     found = {}
     demo = folder / "demo"
-    fedrbn("run", str(ROOT / "experiments/demo.toml"), "--rounds", "3", "--out", str(demo), "-q")
+    fedrbn("run", "demo", "--rounds", "3", "--out", str(demo), "-q")
     found["demo"] = digest(demo)
     for method in METHODS:
         out = folder / method

@@ -1,7 +1,8 @@
 """`python tools/pages.py`: puts the latest figures into README.md and the pages of docs that show figures.
 
-Each stands between marks `<!-- name -->` and `<!-- /name -->`: `steps`, `rounds`, `growth` and `profiling` come from
-`benchmarks/NAME.json`, `claims` from all tables in `results`, the others (`RESULTS`) from one of them each.
+Each stands between marks `<!-- name -->` and `<!-- /name -->`: `steps`, `rounds`, `peers`, `growth`, `together` and
+`profiling` come from `benchmarks/NAME.json`, `claims` from all tables in `results`, the others (`RESULTS`) from one of
+them each.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from fedrbn.reproduce.table import Number, difference_grid, printed_number, show
 ROOT = Path(__file__).parent.parent
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("speed", "scaling", "benchmark", "plus", "choices", "transfer", "claims")),
+    *(
+        f"docs/{name}.md"
+        for name in ("speed", "scaling", "benchmark", "plus", "choices", "transfer", "claims", "budgets")
+    ),
 )
 
 
@@ -55,6 +59,7 @@ RESULTS = {
     "plus-choice": Shown("plus-choice", "cpu"),
     "plus-parts": Shown("plus-parts"),
     "choices": Shown("choices", part="", kind="captioned"),
+    "budgets": Shown("budgets", part="", kind="captioned", scale="cpu"),
     "domains": Shown("domains", part=""),
     "transfer": Shown("transfer", "cpu", part="", kind="captioned"),
     "bn-shift": Shown("bn-shift", part=""),
@@ -70,8 +75,10 @@ def table(content: dict[str, Any]) -> str:
         sign = "≥" if row["better"] == "more" else "≤"
         target = "" if row["target"] is None else f"{sign} {row['target']:.4g}"
         unit = "×" if row["unit"] == "x" else f" {row['unit']}" if row["unit"] else ""
-        lines.append(f"| {row['what']} | {row['figure']:.3g}{unit} | {target} | {row['verdict']} |")
-    return "\n".join(lines) + "\n\n" + where(content["machine"])
+        figure = "–" if row["figure"] is None else f"{row['figure']:.3g}{unit}"
+        lines.append(f"| {row['what']} | {figure} | {target} | {row['verdict']} |")
+    failed = "".join(f"{line}\n\n" for line in content.get("failed", ()))
+    return "\n".join(lines) + "\n\n" + failed + where(content["machine"])
 
 
 def shares(content: dict[str, Any]) -> str:
@@ -165,7 +172,7 @@ def filled(page: str, found: dict[str, str]) -> str:
 def contents() -> dict[str, str]:
     """What has been measured so far, by mark."""
     found = {"claims": claims_page.markdown(claims.read(), ROOT / "results")}
-    for name in ("steps", "rounds", "growth", "profiling"):
+    for name in ("steps", "rounds", "peers", "growth", "together", "profiling"):
         path = ROOT / "benchmarks" / f"{name}.json"
         if path.exists():
             content = json.loads(path.read_text(encoding="utf-8"))

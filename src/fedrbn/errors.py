@@ -28,7 +28,7 @@ from __future__ import annotations
 
 
 class FedRBNError(Exception):
-    """What a user can cause and mend."""
+    """An error that a user can cause and fix."""
 
 
 class ConfigError(FedRBNError, ValueError):

@@ -1,10 +1,12 @@
-"""The nouns that every part of the system shares: roles, branches of batch norm, and members of a federation."""
+"""The nouns that every part of the system shares: duties and roles, branches of batch norm, members of a federation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
+
+from fedrbn.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +21,47 @@ class Role(Enum):
 
     AT = "AT"
     ST = "ST"
+
+    @property
+    def duty(self) -> Duty:
+        """What the paper has every client of this role do."""
+        return Duty(at_share=1.0) if self is Role.AT else Duty()
+
+
+@dataclass(frozen=True)
+class Duty:
+    """What a client does with its batches: AT on all, on a share or on none of them; without AT, PNC with its own λ.
+
+    The paper's two roles are two duties, `Role.AT.duty` and `Role.ST.duty`. Whoever trains any share adversarially is
+    an AT user: it trains a BN_a of its own and donates it.
+    """
+
+    at_share: float = 0.0
+    """The chance of each batch to be adversarial; the other batches of an AT user are standard training."""
+    lam: float | None = None
+    """λ of Eq. 5, for a client without AT: 0 is plain standard training, None the λ of the method."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("at_share", self.at_share), ("lam", self.lam)):
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"got a duty with {name} = {value}; expected a number from 0 to 1.")
+        if self.at_share and self.lam is not None:
+            raise ConfigError(
+                f"got a duty with at_share = {self.at_share:g} and lam = {self.lam:g}; expected one of them: a client "
+                "that trains adversarially has a BN_a of its own and does not calibrate. Leave lam out."
+            )
+
+    @property
+    def role(self) -> Role:
+        """AT for any adversarial share, else ST."""
+        return Role.AT if self.at_share else Role.ST
+
+    def __str__(self) -> str:
+        if 0 < self.at_share < 1:
+            return f"AT on {100 * self.at_share:g} %"
+        if self.lam is None:
+            return self.role.value
+        return f"PNC, λ = {self.lam:g}" if self.lam else "plain ST"
 
 
 class Branch(Enum):
@@ -43,5 +86,10 @@ class Member:
 
     id: str
     domain: str
-    role: Role
+    duty: Duty
     samples: int
+
+    @property
+    def role(self) -> Role:
+        """Follows from its duty."""
+        return self.duty.role

@@ -13,6 +13,7 @@ from torch import nn
 from fedrbn.attacks import Untargeted
 from fedrbn.attacks.autoattack import AutoAttack, Part, apgd, square
 from fedrbn.attacks.pgd import pgd
+from fedrbn.errors import AttackError
 
 if TYPE_CHECKING:
     from tests.attacks.conftest import Trained
@@ -134,7 +135,7 @@ def test_an_empty_batch_is_no_work() -> None:
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
-    with pytest.raises(ImportError, match=r"pip install 'fedrbn\[attacks\]'"):
+    with pytest.raises(AttackError, match=r"pip install 'fedrbn\[attacks\]'"):
         AutoAttack()
 
 

@@ -6,10 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedrbn.attacks import AutoAttack, Corruption, LocalSearch, LogitsAttack, Oblivious, Untargeted
-from fedrbn.attacks.named import attack_named, epsilon
+from fedrbn.attacks import (
+    PGD,
+    AutoAttack,
+    Corruption,
+    LocalSearch,
+    LogitsAttack,
+    Oblivious,
+    Untargeted,
+    from_config,
+)
+from fedrbn.attacks.named import attack_named, epsilon, in_pixels, with_eps
 from fedrbn.attacks.pgd import fgsm_rs, mia, pgd
 from fedrbn.builtin.attacks import FAMILIES, PAPER
+from fedrbn.config import AttackConfig
 
 if TYPE_CHECKING:
     from tests.attacks.conftest import Trained
@@ -31,9 +41,10 @@ def of_two_arguments(x: Tensor, y: Tensor) -> Tensor:
     ("text", "expected"),
     [
         ("pgd-7", Untargeted(pgd(8 / 255, 7, 2 / 255))),
-        ("pgd-20", Untargeted(pgd(16 / 255, 20, 2 / 255))),
+        ("pgd-20", Untargeted(pgd(8 / 255, 20, 2 / 255))),
+        ("pgd-20:eps=16/255", Untargeted(pgd(16 / 255, 20, 2 / 255))),
         ("pgd-100", Untargeted(pgd(8 / 255, 100, 2 / 255))),
-        ("mia-20", Untargeted(mia(16 / 255, 20, 2 / 255))),
+        ("mia-20", Untargeted(mia(8 / 255, 20, 2 / 255))),
         ("mia-100", Untargeted(mia(8 / 255, 100, 2 / 255))),
         ("lsa-7", LocalSearch(rounds=7)),
         ("pgd", Untargeted(pgd())),
@@ -89,14 +100,52 @@ def test_a_text_with_a_mistake_is_answered_with_the_cure(text: str, message: str
 
 
 def test_refuses_an_object_that_is_no_attack() -> None:
-    with pytest.raises(TypeError, match="expected an attack, called as"):
+    with pytest.raises(TypeError, match=r"has the signature .*; expected \(loss, x, generator\) -> x_adv"):
         attack_named(f"{__name__}:of_two_arguments")
 
 
 def test_epsilon_is_that_of_the_ball() -> None:
-    assert epsilon(attack_named("pgd-20")) == 16 / 255
+    assert epsilon(attack_named("pgd-20:eps=16/255")) == 16 / 255
     assert epsilon(attack_named("lsa-7")) is None
     assert epsilon(attack_named("contrast")) is None
+
+
+def of_config(config: AttackConfig) -> PGD:
+    return PGD(config.eps, config.steps)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("pgd-20", "pgd-20:eps=4/255"),
+        ("pgd:steps=3", "pgd:steps=3,eps=4/255"),
+        ("square", "square:eps=4/255"),
+        ("mia-20:eps=0.5", "mia-20:eps=0.5"),
+        ("lsa-7", "lsa-7"),
+        ("contrast:severity=2", "contrast:severity=2"),
+        (f"{__name__}:of_config", f"{__name__}:of_config"),
+    ],
+)
+def test_epsilon_is_written_out_and_the_runs_own_by_default(text: str, written: str) -> None:
+    assert with_eps(text, 4 / 255) == written
+    if "square" not in text:
+        assert attack_named(text, AttackConfig(eps=4 / 255)) == attack_named(written, AttackConfig(eps=4 / 255))
+
+
+@pytest.mark.parametrize(
+    ("eps", "text"),
+    [(8 / 255, "8/255"), (0.5, "127.5/255"), (0.1, "25.5/255"), (0.0123456789, "0.0123456789"), (0.0, "0/255")],
+)
+def test_lengths_are_written_exactly(eps: float, text: str) -> None:
+    assert in_pixels(eps) == text
+    above, _, below = text.partition("/")
+    assert float(above) / float(below or 1) == eps
+
+
+def test_an_attack_made_from_a_config_is_the_same_in_training_and_evaluation() -> None:
+    config = AttackConfig(name=f"{__name__}:of_config", eps=4 / 255, steps=3)
+    assert attack_named(config.name, config) == Untargeted(from_config(config))
+    assert from_config(config) == PGD(4 / 255, 3)
 
 
 FAST = {"autoattack": "square:queries=10", "aa": "square:queries=10", "square": "square:queries=10"}

@@ -87,5 +87,5 @@ def test_a_ready_made_attack_cannot_take_another_threat_model() -> None:
 
 @pytest.mark.parametrize("name", ["not_callable", "of_two_arguments", "returning_a_text"])
 def test_refuses_what_is_not_an_attack(name: str) -> None:
-    with pytest.raises(TypeError, match="expected an attack, called as"):
+    with pytest.raises(TypeError, match=r"expected \(loss, x, generator\) -> x_adv, or \(config\)"):
         from_config(AttackConfig(name=f"{__name__}:{name}"))

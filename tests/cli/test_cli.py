@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import fedrbn as package
 from fedrbn import cli
 from fedrbn.config import Experiment
 from fedrbn.runs import sweep
@@ -70,6 +71,11 @@ def test_help_lists_the_commands(fedrbn: Command) -> None:
         assert f"\n  {command} " in shown.out
 
 
+def test_the_version(fedrbn: Command) -> None:
+    shown = fedrbn("--version")
+    assert (shown.code, shown.out) == (0, f"fedrbn {package.__version__}\n")
+
+
 def test_help_does_not_import_torch() -> None:
     code = (
         "import sys\n"
@@ -90,7 +96,8 @@ def test_run_prints_a_table_and_says_where_the_run_is(fedrbn: Command, tiny_opti
     assert done.code == 0, done.err
     assert "fatbn on digits-mini" in done.out
     assert "mean over users" in done.out
-    assert "10 clients (5 AT, 5 ST), 1 rounds to go, 1 worker(s); estimated time" in done.err
+    assert "network digits, width 0.0625: 56,630 parameters, input 3 x 28 x 28, 10 classes" in done.err
+    assert "10 clients (5 AT, 5 ST)" in done.err
     assert "round 1/1" in done.err
     assert "run directory: mine" in done.err
     experiment = RunDirectory.open(tmp_path / "mine").experiment()
@@ -142,9 +149,9 @@ def test_a_run_in_the_directory_of_another_is_refused(fedrbn: Command, tiny_opti
         (["run", "--data", "digit-mini"], ["Did you mean 'digits-mini'"]),
         (["run", "--method", "missing_module_xyz:method"], ["cannot be imported"]),
         (["run", "missing.toml"], ["missing.toml", "cannot be read"]),
-        (["run", "--resume", "nowhere"], ["holds no run"]),
-        (["run", "--resume", "nowhere", "--rounds", "3"], ["--resume DIR alone"]),
-        (["evaluate", "nowhere"], ["holds no run"]),
+        (["run", "--resume", "nowhere"], ["got nowhere, which does not exist", "expected a run directory"]),
+        (["run", "--resume", "nowhere", "--seed", "3"], ["--resume DIR"]),
+        (["evaluate", "nowhere"], ["got nowhere, which does not exist", "expected a run directory"]),
         (["compare", "--seeds", "1,two"], ["whole numbers"]),
         (["compare", "--set", "method.lamm=0.5"], ["did you mean 'lam'"]),
         (["compare", "--set", "run.seed=1,2"], ["--seeds"]),
@@ -190,10 +197,19 @@ def test_ctrl_c_says_how_to_go_on(fedrbn: Command, tiny_options: list[str], monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
+    def begun(_: Experiment, directory: Path, **__: object) -> None:
+        directory.mkdir()
+        (directory / "config.toml").touch()
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(runs, "run", interrupted)
     done = fedrbn("run", *tiny_options)
     assert done.code == 130
-    assert "fedrbn run --resume DIR" in done.err
+    assert done.err == "interrupted; no run has begun\n"
+    monkeypatch.setattr(runs, "run", begun)
+    done = fedrbn("run", *tiny_options, "--out", "my run")
+    assert done.code == 130
+    assert done.err == "interrupted; continue with fedrbn run --resume 'my run'\n"
     monkeypatch.setattr(sweep, "complete", interrupted)
     done = fedrbn("compare", *tiny_options)
     assert done.code == 130

@@ -103,7 +103,7 @@ def test_check_fails_for_broken_files(photos: Path) -> None:
     (photos / "day" / "cat" / "x.png").write_bytes(b"no image")
     result = _run("check", str(photos))
     assert result.exit_code == 1
-    assert "broken files: 1\n  got day/cat/x.png, which is no JPEG or PNG" in result.output
+    assert "broken files: 1\n  got day/cat/x.png, which is no JPEG, PNG or WebP" in result.output
 
 
 def test_check_fails_for_leaks_and_speaks_json(photos: Path) -> None:
@@ -150,3 +150,19 @@ def test_hostile_files_end_in_a_message(mnist: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: got train-images-idx3-ubyte.gz, which cannot be read")
     assert "Traceback" not in done.stderr
+
+
+def test_check_lists_ignored_files(photos: Path) -> None:
+    (photos / "day" / "cat" / "x.gif").write_bytes(b"GIF89a")
+    result = _run("check", str(photos))
+    assert result.exit_code == 0
+    assert "ignored files: 1\n  day/cat/x.gif: with the suffix .gif" in result.output
+
+
+def test_check_fails_with_one_class(photos: Path) -> None:
+    for domain in ("day", "night"):
+        for path in (photos / domain / "dog").iterdir():
+            path.unlink()
+    result = _run("check", str(photos))
+    assert result.exit_code == 1
+    assert "got training images of 1 class; expected at least two, to be told apart. Add a class." in result.output

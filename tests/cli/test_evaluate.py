@@ -43,7 +43,9 @@ def test_attacks_are_read_with_their_settings() -> None:
         "pgd:steps=50,eps=8/255,restarts=5",
         "mia",
     )
-    assert attack_texts("paper") == ("pgd-20", "pgd-100", "mia-20", "mia-100", "aa", "lsa-7")
+    assert attack_texts("paper") == (
+        *("pgd-20:eps=16/255", "pgd-100:eps=8/255", "mia-20:eps=16/255", "mia-100:eps=8/255", "aa:eps=8/255", "lsa-7"),
+    )
     assert attack_texts("corruptions")[:4] == (
         "gaussian-noise:severity=1",
         "gaussian-noise:severity=3",
@@ -59,8 +61,8 @@ def test_several_attacks_with_sa_beside_each_ra(run: Path) -> None:
     code, output = evaluate(str(run), "--attacks", attacks, "--subset", "3", "--no-checks", "--json")
     assert code == 0
     record = json.loads(output)
-    assert list(record["attacks"]) == ["pgd:steps=2", "lsa:rounds=1", "gaussian-noise:severity=5"]
-    assert record["attack"] == "pgd:steps=2"
+    assert list(record["attacks"]) == ["pgd:steps=2,eps=8/255", "lsa:rounds=1", "gaussian-noise:severity=5"]
+    assert record["attack"] == "pgd:steps=2,eps=8/255"
     # Ten clients with eight test images each; the expensive attack sees three of each.
     assert record["samples"]["ra"] == 80
     assert record["samples"]["ra[lsa:rounds=1]"] == record["samples"]["sa[lsa:rounds=1]"] == 30
@@ -71,7 +73,7 @@ def test_several_attacks_with_sa_beside_each_ra(run: Path) -> None:
     assert record["mean"]["ra adaptive"] <= record["mean"]["ra"] <= record["mean"]["sa"]
     assert record["worst_domain"]["ra"] == min(domain["ra"] for domain in record["domains"].values())
     stored = RunDirectory.open(run).answers()
-    assert stored["plain-0"]["ra[pgd:steps=2]"].double().mean().item() == record["users"]["plain-0"]["ra"]
+    assert stored["plain-0"]["ra[pgd:steps=2,eps=8/255]"].double().mean().item() == record["users"]["plain-0"]["ra"]
 
 
 def test_a_detector_is_attacked_through_its_choice(run: Path) -> None:

@@ -93,7 +93,7 @@ def test_participants_are_a_number_or_a_share(given_value: object, expected: obj
     [
         ({"atack": {"eps": 0.1}}, "got 'atack'; expected a section: did you mean 'attack'?"),
         ({"train": {"ronds": 3}}, "got 'ronds'; expected a key of [train]: did you mean 'rounds'?"),
-        ({"train": {"zzz": 3}}, "choose from aggregation, batch_size"),
+        ({"train": {"zzz": 3}}, "choose from aggregation, at_weight, batch_size"),
         ({"train": {"lr": -1}}, "train.lr: got -1"),
         ({"train": {"lr": float("inf")}}, "train.lr: got inf"),
         ({"train": {"lr": float("nan")}}, "train.lr: got nan"),
@@ -237,7 +237,7 @@ def test_hostile_text_is_refused_like_any_other(text: str) -> None:
 
 def test_the_reference_explains_every_setting() -> None:
     rows = {(section, key): (default, meaning) for section, key, default, meaning in config.reference()}
-    assert rows["method", "lam"] == ("–", "λ of Eq. 5, the weight of the calibration loss of ST users.")
+    assert rows["method", "lam"] == ("not set", "λ of Eq. 5, the weight of the calibration loss of ST users.")
     assert rows["train", "rounds"][0] == "300"
     assert len(rows) == sum(len(section) for section in Experiment().model_dump().values())
 
@@ -284,3 +284,27 @@ def test_whatever_the_text_only_config_errors_are_raised(text: str) -> None:
 def test_whatever_the_toml_only_config_errors_are_raised(text: str) -> None:
     with contextlib.suppress(ConfigError):
         from_toml(text)
+
+
+def test_a_folder_gets_settings_that_fit_photographs(tmp_path: Path) -> None:
+    found = make({"data": {"name": str(tmp_path)}})
+    assert (found.model.name, found.model.width, found.data.image_size) == ("resnet18", 0.25, 64)
+    assert (found.federation.fraction, found.federation.validation) == (1.0, 0.2)
+    assert (found.federation.users_per_domain, found.federation.at) == (2, 0.5)  # one user of each domain is AT
+    assert found.method.clip == 10
+    assert make({"data": {"name": str(tmp_path / "none")}}).model.name == "digits"  # loading says that it is missing
+
+
+def test_other_settings_win_and_the_width_goes_with_its_network(tmp_path: Path) -> None:
+    name = {"name": str(tmp_path)}
+    own = make({"data": {**name, "image_size": 32}, "model": {"name": "own:Net"}, "method": {"name": "fatavg"}})
+    assert (own.data.image_size, own.model.width, own.method.clip) == (32, 1.0, None)
+    assert make({"data": name, "model": {"name": "resnet18"}}).model.width == 0.25
+    assert make({"data": {"name": "digits-mini"}, "model": {"name": "resnet18"}}).model.width == 0.25  # as always
+
+
+def test_own_data_by_reference_are_used_whole() -> None:
+    found = make({"data": {"name": "clinics:make"}})
+    assert (found.federation.fraction, found.federation.validation) == (1.0, 0.2)
+    assert (found.federation.users_per_domain, found.federation.at, found.data.image_size) == (10, 0.2, None)
+    assert found.model.name == "resnet18"

@@ -69,7 +69,7 @@ def test_own_federation(own_module: str) -> None:
 
 
 def test_own_things_are_checked(own_module: str) -> None:
-    with pytest.raises(ValueError, match=r"got int from 'my_pictures:other'; expected a .*DataSet"):
+    with pytest.raises(ValueError, match=r"got data 'my_pictures:other', which is int; expected .*DataSet"):
         load(f"{own_module}:other")
     with pytest.raises(ValueError, match=r"got images of 6 x 6 .*expected data.image_size = 9"):
         load(f"{own_module}:fixed", 9)

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import TensorDataset
 
 from fedrbn.config import FederationConfig, FirstDomains, Partition
 from fedrbn.data.federation import build, pooled
 from fedrbn.data.ready_made import from_partitions
 from fedrbn.data.samples import Client, DataSet, Federation, Samples
+from fedrbn.errors import DataError
 from fedrbn.types import Role
 
 
@@ -133,8 +135,8 @@ def test_class_names_come_from_the_feature() -> None:
             "got an image of 5 x 5 .*expected 4 x 4.*image_size",
         ),
         (
-            {"partitions": [Rows([{"image": np.zeros((4, 4)), "label": 0}])]},
-            "image of float64.*expected a Pillow image",
+            {"partitions": [Rows([{"image": np.full((4, 4), 2.0), "label": 0}])]},
+            "got float pixels from 2 to 2 as item 0 of partition 0; expected 0 to 1. Leave out Normalize",
         ),
         ({"partitions": [Rows([{"image": None, "label": 0}])]}, "image of object"),
         ({"at": ("zebra",)}, "got 'zebra' in federation.at"),
@@ -145,6 +147,53 @@ def test_class_names_come_from_the_feature() -> None:
 def test_mistakes_are_explained(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_partitions(**({"partitions": [_rows(20)], "at": 0} | arguments))
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        torch.full((3, 4, 4), 51, dtype=torch.uint8),
+        torch.full((3, 4, 4), 0.2),  # 0.2 · 255 = 51
+        torch.full((1, 4, 4), 0.2, dtype=torch.float64),
+        np.full((4, 4, 3), 0.2, np.float32),
+        Image.new("RGB", (4, 4), (51, 51, 51)),
+    ],
+)
+def test_ordinary_pytorch_data_sets_are_taken(image: object) -> None:
+    pairs = [(image, torch.tensor(row % 2)) for row in range(10)]
+    whole = SimpleNamespace(classes=["cat", "dog"])
+    part = Rows(pairs)  # type: ignore[arg-type]
+    part.dataset = whole  # type: ignore[attr-defined]
+    fleet = from_partitions([part], at=0)
+    assert fleet.image_shape == (3, 4, 4)
+    assert fleet.clients[0].train.images.unique().tolist() == [51]
+    assert len(fleet.clients[0].train) == 6  # ten, less one of each class to test, less two of eight to validate
+    assert fleet.classes == ("cat", "dog")
+
+
+def test_a_tensor_data_set_of_pytorch() -> None:
+    images, labels = torch.arange(10).float()[:, None, None, None].expand(-1, 3, 2, 2) / 255, torch.arange(10) % 2
+    fleet = from_partitions([TensorDataset(images, labels)], validation=0, at=0)
+    found = {*_numbers(fleet.clients[0].train), *_numbers(fleet.clients[0].test)}
+    assert found == set(range(10))
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ((torch.rand(3, 4, 4), torch.rand(5)), r"got the label float32 of shape \(5,\) as item 0 of partition 0"),
+        ((torch.rand(3, 4, 4), "cat"), r"got the label 'cat' as item 0"),
+        ((torch.rand(3, 4, 4), 1, 2), r"got tuple of 3 as item 0 of partition 0; expected a pair"),
+        (torch.rand(3, 4, 4), r"got Tensor as item 0"),
+        ((torch.randn(3, 40, 40) * 9, 1), r"got float pixels from -.*Leave out Normalize"),
+        ((torch.rand(3, 4, 4).long(), 1), r"got an image of int64 and shape \(4, 4, 3\)"),
+    ],
+)
+def test_errors_never_print_tensors(item: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        from_partitions([Rows([item])], at=0)
+    assert "tensor(" not in str(caught.value)
+    assert len(str(caught.value)) < 250
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ The SuperLink's own app serves, behind the starter's restrictions. What is read 
 from __future__ import annotations
 
 import datetime
+import logging
 import socket
 import threading
 import time
@@ -216,3 +217,24 @@ def test_a_message_with_the_largest_network_passes(superlink: SuperLink) -> None
     assert len(requests[0]) <= LARGE
     assert superlink.post(PUSH, superlink.key.headers(), requests[0]) not in (401, 413)
     assert superlink.counter.read == len(requests[0])
+
+
+@pytest.mark.parametrize(("age", "said"), [(86400.0, "86400 s ago"), (-86400.0, "86400 s ahead")])
+def test_a_registered_node_whose_clock_is_a_day_off_is_refused_and_named(
+    superlink: SuperLink, caplog: pytest.LogCaptureFixture, age: float, said: str
+) -> None:
+    """Flower ends such a node without a word of the cause, so the server's log has to say it."""
+    caplog.set_level("WARNING", "uvicorn.error")
+    caplog.handler.setLevel("WARNING")
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)  # uvicorn's logger does not pass records on
+    try:
+        assert superlink.post(ACTIVATE, superlink.key.headers(age), b"") == 401
+        named = [record.getMessage() for record in caplog.records if "Set the clock" in record.getMessage()]
+        caplog.clear()
+        assert superlink.post(ACTIVATE, superlink.stranger.headers(age), b"") == 401
+    finally:
+        logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert len(named) >= 1
+    assert said in named[0]
+    assert "127.0.0.1" in named[0]
+    assert not caplog.records, "anybody could fill the log"

@@ -15,7 +15,7 @@ from fedrbn.cli import app
 from fedrbn.deploy.processes import alive, family, launch, stop
 from fedrbn.errors import DeployError
 
-EXPERIMENT = Path(__file__).parents[2] / "experiments" / "flower-demo.toml"
+EXPERIMENT = "flower-demo"
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ EXPERIMENT = Path(__file__).parents[2] / "experiments" / "flower-demo.toml"
 def test_an_interrupted_demonstration_leaves_no_process_and_no_key(tmp_path: Path, number: signal.Signals) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    command = [f"{sysconfig.get_path('scripts')}/fedrbn", "deploy", "demo", str(EXPERIMENT), "--out", f"{tmp_path}/out"]
+    command = [f"{sysconfig.get_path('scripts')}/fedrbn", "deploy", "demo", EXPERIMENT, "--out", f"{tmp_path}/out"]
     demo = launch("demo", command, tmp_path / "demo.log", {**os.environ, "TMPDIR": str(temporary)})
     try:
         log, deadline = tmp_path / "out" / "logs" / "superlink.log", time.monotonic() + 300
@@ -44,6 +44,6 @@ def test_an_interrupted_demonstration_leaves_no_process_and_no_key(tmp_path: Pat
 
 def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("something")
-    refused = CliRunner().invoke(app, ["deploy", "demo", str(EXPERIMENT), "--out", str(tmp_path)])
+    refused = CliRunner().invoke(app, ["deploy", "demo", EXPERIMENT, "--out", str(tmp_path)])
     assert isinstance(refused.exception, DeployError)
     assert "expected a new directory" in str(refused.exception)

@@ -24,7 +24,7 @@ import fedrbn
 from fedrbn import config
 from fedrbn.config import Experiment
 from fedrbn.deploy.fleet import RunningFleet, fleet, free_ports, local_plan
-from fedrbn.deploy.processes import Identity, alive, family
+from fedrbn.deploy.processes import ProcessIdentity, alive, family
 from fedrbn.deploy.site import Node, Site, SitePlan, create, renew_node
 from fedrbn.federated.protocol import ServerState
 from fedrbn.flower.log import events
@@ -61,7 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 def deployed(site: Site) -> Iterator[RunningFleet]:
     """A SuperLink and four nodes that it knows."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    members: set[Identity] = set()
+    members: set[ProcessIdentity] = set()
     with fleet(site, site.root / "logs", {"PYTHONPATH": path}) as started:
         started.start_superlink()
         started.register()
@@ -88,6 +88,12 @@ def last(path: Path) -> ServerState:
     checkpoint = RunDirectory.open(path).checkpoint("last")
     assert checkpoint is not None
     return checkpoint.state
+
+
+def kept(path: Path) -> int:
+    """Rounds in the checkpoint; 0 in the moment in which one takes the place of another."""
+    checkpoint = RunDirectory.open(path).checkpoint("last")
+    return checkpoint.state.round if checkpoint else 0
 
 
 def of_method(name: str) -> Experiment:
@@ -201,10 +207,9 @@ def test_dropouts(deployed: RunningFleet) -> None:
 
     (site.node("node-1") / "fault").unlink()
     (site.node("node-2") / "fault").unlink()
+    until(lambda: kept(run) >= 2)
     deployed.kill("superlink")
     deployed.stop("node-2")  # it sleeps for an hour; a restart is what its owner would do
-    finished = last(run).round
-    assert finished >= 2
     deployed.start_superlink()
     deployed.revive_node("node-2")
     again = deployed.submit_experiment("dropouts", experiment, deadline=deadline, nodes=3)

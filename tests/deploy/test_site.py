@@ -98,6 +98,12 @@ def test_node_files_say_what_was_asked(site: Site) -> None:
     assert ports == ["9094", "9095"]
 
 
+def test_a_node_is_started_again_however_it_ended(site: Site) -> None:
+    """Flower ends a node with exit code 0 when its clock is wrong, as it may be until the network is up."""
+    for unit in (site.node("a") / "fedrbn-supernode.service", site.server / "fedrbn-superlink.service"):
+        assert "Restart=always" in unit.read_text().splitlines()
+
+
 def test_an_ipv6_server_is_written_in_brackets(tmp_path: Path) -> None:
     made = create(tmp_path / "six", SitePlan(("fd00::2",), 9092, (Node("a"),), config.make({})))
     assert "--superlink [fd00::2]:9092 " in (made.node("a") / "supernode.sh").read_text()

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import uvicorn
+from fastapi import FastAPI
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.constant import TaskType
+from flwr.supercore.corestate import sql_corestate
+from flwr.supercore.date import now
 
+from fedrbn.deploy import superlink
 from fedrbn.deploy.superlink import FleetOnly, admitted, is_local
 
 
@@ -62,3 +72,25 @@ def test_a_refused_request_gets_403_and_does_not_reach_the_app() -> None:
     assert (reached, sent[0]["status"]) == ([], 403)
     asyncio.run(gate(scope("/v1/fleet/get-run", ("192.0.2.7", 5)), receive, send))
     assert reached == ["/v1/fleet/get-run"]
+
+
+@pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # of Flower's own database
+@pytest.mark.parametrize(("seconds", "starts"), [(100, True), (130, False)])
+def test_a_process_of_the_superlink_may_take_two_minutes_to_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: int, starts: bool
+) -> None:
+    """Flower's own 30 s are less than imports take on a busy machine: its server program would never start."""
+    monkeypatch.setattr(sql_corestate, "HEARTBEAT_DEFAULT_INTERVAL", 30)  # put back after the test
+    config = SimpleNamespace(host="127.0.0.1", port=0, ssl_keyfile=None, ssl_certfile=None)
+    monkeypatch.setattr(superlink, "_parse_superlink_lifespan_config", lambda: config)
+    monkeypatch.setattr(superlink, "create_app", lambda *_: FastAPI())
+    monkeypatch.setattr(uvicorn, "run", lambda **_: None)
+    superlink.main()
+    state = SqlLinkState(str(tmp_path / "state.sqlite"), cast(Any, SimpleNamespace()), cast(Any, None))
+    state.initialize()
+    task = state.create_task(TaskType.SERVER_APP, 1)
+    assert task is not None
+    assert state.claim_task(task) is not None
+    later = now() + datetime.timedelta(seconds=seconds)
+    monkeypatch.setattr(sql_corestate, "now", lambda: later)
+    assert state.activate_task(task) is starts

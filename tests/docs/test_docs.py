@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 
+import fedrbn
 from fedrbn.cli.settings import markdown_page
 
 ROOT = Path(__file__).parents[2]
@@ -28,3 +36,56 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
     assert not missing
+
+
+def test_the_page_of_commands_is_up_to_date() -> None:
+    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    made = subprocess.run(
+        [sys.executable, "-c", "import commands_page; print(commands_page.markdown(), end='')"], cwd=ROOT / "tools",
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert page == made.stdout, "write it anew: python tools/commands_page.py"
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    shown = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    assert sorted(shown) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_versions_agree() -> None:
+    """The package, the Flower app and what it requires, the citation, and the newest section of the changelog."""
+    version = fedrbn.__version__
+    app = tomllib.loads((ROOT / "flower/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (app["version"], app["dependencies"]) == (version, [f"fedrbn[flower]=={version}"])
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {version}\n" in citation
+    date = re.search(r"^date-released: (\S+)$", citation, re.M)
+    assert date is not None
+    assert f"\n## [{version}] - {date[1]}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    api = re.sub(r"<[^>]+>|\s", "", (tmp_path / "api.html").read_text(encoding="utf-8"))
+    assert "run(experiment,path,*,network=None," in api
+    assert (tmp_path / "search/search_index.js").exists(), "search from disk needs the index as a script"
+
+
+@pytest.mark.slow
+def test_the_flower_app_carries_licence_and_readme(tmp_path: Path) -> None:
+    app = shutil.copytree(ROOT / "flower", tmp_path / "flower")
+    flwr = Path(sysconfig.get_path("scripts")) / "flwr"
+    quiet = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    subprocess.run([str(flwr), "build"], cwd=app, env=quiet, capture_output=True, check=True, timeout=300)
+    (made,) = app.glob("*.fab")
+    with zipfile.ZipFile(made) as archive:
+        assert {"LICENSE", "README.md", "pyproject.toml"} <= set(archive.namelist())
+    assert (ROOT / "flower/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()

@@ -15,9 +15,9 @@ def bits(text: str) -> torch.Tensor:
 
 
 MEMBERS = (
-    Member("a-0", "a", Role.AT, 10),
-    Member("a-1", "a", Role.ST, 10),
-    Member("b-0", "b", Role.ST, 1000),
+    Member("a-0", "a", Role.AT.duty, 10),
+    Member("a-1", "a", Role.ST.duty, 10),
+    Member("b-0", "b", Role.ST.duty, 1000),
 )
 
 

@@ -15,7 +15,7 @@ from fedrbn.federated.client import batches, local_update, pixels, steps_per_epo
 from fedrbn.federated.methods import Method, fatavg, fatavg_dbn, fedrbn
 from fedrbn.federated.objectives import Objective
 from fedrbn.federated.protocol import Round, Train
-from fedrbn.federated.training.sgd import Sgd, Training
+from fedrbn.federated.training.sgd import LocalTask, Sgd, Training
 from fedrbn.nets.dual_bn import Affine, DualNet, single
 from fedrbn.nets.state import tensors
 from fedrbn.types import Role, Tensors
@@ -85,7 +85,7 @@ def scalar(value: float) -> DualNet:
 def train(net: DualNet, training: Training, count: int, size: int, objective: Objective, lr: float = 0.5) -> float:
     """Two steps on random images; the loss."""
     order = batches(count, size, 2, random())
-    made = training(net, pixels(samples(count, 0), order), objective, lr=lr, memory={}, generator=random())
+    made = training(net, pixels(samples(count, 0), order), LocalTask(objective, lr, random()))
     return made[1]
 
 
@@ -123,7 +123,7 @@ def asked(method: Method, role: Role, **changes: object) -> tuple[DualNet, Round
     personal = {name: tensor for name, tensor in initial.items() if name in names.personal}
     settings = {"lr": 0.1, "batch_size": 4, "local_epochs": 1} | changes
     round_ = Round(number=0, seed=1, method=method, shared=shared, **settings)  # type: ignore[arg-type]
-    return net, round_, Train("c", role, personal, calibrate=False)
+    return net, round_, Train("c", role.duty, personal, calibrate=False)
 
 
 def noised(names: Tensors) -> set[str]:
@@ -191,7 +191,7 @@ def test_a_separate_affine_of_the_noised_branch_is_frozen_for_st_users_only() ->
     st = local_update(net, client("c", Role.ST, 8, 0), round_, job)
     assert "network.2.noised.weight" not in st.shared
     assert torch.equal(tensors(net)["network.2.noised.weight"], round_.shared["network.2.noised.weight"])
-    at = local_update(net, client("c", Role.AT, 8, 0), round_, replace(job, role=Role.AT))
+    at = local_update(net, client("c", Role.AT, 8, 0), round_, replace(job, duty=Role.AT.duty))
     assert not torch.equal(at.shared["network.2.noised.weight"], round_.shared["network.2.noised.weight"])
 
 

@@ -11,12 +11,14 @@ import torch
 
 import fedrbn
 import fedrbn.federated.training.affine
-from fedrbn.config import ConfigError, Experiment
+from fedrbn.config import ConfigError, Experiment, FederationConfig
+from fedrbn.cost.count import cost_of
 from fedrbn.errors import FederationError
 from fedrbn.federated.assemble import assemble
 from fedrbn.federated.methods import METHODS
 from fedrbn.federated.prediction import predicting_branch
-from fedrbn.federated.protocol import Result
+from fedrbn.federated.protocol import Result, Train, Upload
+from fedrbn.federated.server import initial_state, round_of
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Role
 from runs.test_train import Noting, assert_same_run
@@ -50,6 +52,42 @@ def test_every_method_runs_and_is_evaluated(name: str, tiny: Make, tmp_path: Pat
     with torch.no_grad():
         assert torch.isfinite(trained.client("pen-1")(torch.rand(2, 3, 28, 28))).all()
         assert torch.isfinite(trained.newcomer()(torch.rand(2, 3, 28, 28))).all()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn"])
+def test_nobody_is_an_at_user_of_a_plain_method(name: str, tiny: Make) -> None:
+    """Whatever federation.at says, it is one experiment, chosen by the clean accuracy of all and counted as ST."""
+    made = [
+        assemble(small(tiny, name).model_copy(update={"federation": federation(at)})) for at in (0.5, 0.0, ("pen",))
+    ]
+    assert len({each.experiment.key() for each in made}) == 1
+    assert all({member.role for member in each.plan.members} == {Role.ST} for each in made)
+    assert list(cost_of(made[0])["macs_per_image"]) == ["ST"]
+    with pytest.raises(ConfigError, match=r"got method\.at_loss for method"):
+        assemble(small(tiny, name, at_loss="trades"))
+
+
+def federation(at: object) -> FederationConfig:
+    return FederationConfig.model_validate({"users_per_domain": 2, "at": at, "fraction": 0.03, "test_samples": 4})
+
+
+def test_at_weight_counts_uploads_of_at_users_more_often(tiny: Make, tmp_path: Path) -> None:
+    """With 10⁶ the mean is that of the AT users alone, up to a part in 10⁶ of the distance between the two means."""
+    ends = {}
+    for at_weight in (1.0, 1e6):
+        fedrbn.run(small(tiny, "fatavg", train={"rounds": 1, "at_weight": at_weight}), tmp_path / str(at_weight))
+        checkpoint = RunDirectory.open(tmp_path / str(at_weight)).checkpoint("last")
+        assert checkpoint is not None
+        ends[at_weight] = checkpoint.state.shared["network.fc1.weight"]
+    assembly = assemble(small(tiny, "fatavg", train={"rounds": 1}))
+    state = initial_state(assembly.net, assembly.plan)
+    with assembly.executor() as execute:
+        jobs = [Train(m.id, m.duty, state.personal[m.id], False) for m in assembly.plan.members if m.role is Role.AT]
+        uploads = [result for result in execute(round_of(state, assembly.plan), jobs) if isinstance(result, Upload)]
+    assert len({upload.samples for upload in uploads}) == 1  # so their mean is the plain one
+    of_at = torch.stack([upload.shared["network.fc1.weight"] for upload in uploads]).mean(0)
+    torch.testing.assert_close(ends[1e6], of_at, rtol=0, atol=1e-6)
+    assert not torch.allclose(ends[1.0], of_at, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ def test_the_rows_of_the_table() -> None:
     table: dict[str, tuple[bool, Local, Training, Branch]] = {
         "fedrbn": (True, norm, Sgd(), Branch.NOISED),
         "fedrbn+": (True, norm, Sgd(), Branch.CLEAN),
+        "fedavg": (False, none, Sgd(), Branch.CLEAN),
+        "fedbn": (False, norm, Sgd(), Branch.CLEAN),
         "fatavg": (False, none, Sgd(), Branch.CLEAN),
         "fatprox": (False, none, Sgd(1e-3), Branch.CLEAN),
         "fatbn": (False, norm, Sgd(), Branch.CLEAN),
@@ -45,6 +47,7 @@ def test_the_rows_of_the_table() -> None:
     }
     assert {name: (m.dual_bn, m.local, m.training, m.predict) for name, m in rows.items()} == table
     assert [m.name for m in rows.values()] == list(METHODS)
+    assert [name for name, m in rows.items() if not m.adversarial] == ["fedavg", "fedbn"]
     assert [name for name, m in rows.items() if m.propagation is not None] == ["fedrbn", "fedrbn+"]
     assert [name for name, m in rows.items() if m.calibration is not None] == ["fedrbn", "fedrbn+"]
     assert rows["fedrbn"].propagation == Propagation(Weighting.COSINE, 0.01)
@@ -54,10 +57,10 @@ def test_the_rows_of_the_table() -> None:
 
 def test_who_minimises_what() -> None:
     method = fedrbn(ATTACK)
-    assert method.objective(Role.AT, calibrate=False) == Adversarial(ATTACK)
-    assert method.objective(Role.ST, calibrate=False) == Standard()
-    assert method.objective(Role.ST, calibrate=True) == Calibrated(0.5)
-    assert fatavg(ATTACK).objective(Role.ST, calibrate=True) == Standard()
+    assert method.objective(Role.AT.duty, calibrate=False) == Adversarial(ATTACK)
+    assert method.objective(Role.ST.duty, calibrate=False) == Standard()
+    assert method.objective(Role.ST.duty, calibrate=True) == Calibrated(0.5)
+    assert fatavg(ATTACK).objective(Role.ST.duty, calibrate=True) == Standard()
 
 
 def test_branches_are_those_that_differ() -> None:
@@ -247,7 +250,7 @@ def test_own_methods_by_reference(plugin: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("{}:wrong", "gives int; expected a fedrbn.Method"),
+        ("{}:wrong", "which is int; expected .attack. -> fedrbn.Method"),
         ("{}:missing", "has no 'missing'"),
         ("no_such_module_here:x", "module 'no_such_module_here' cannot be imported"),
     ],

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -25,7 +25,8 @@ from fedrbn.config import TrainConfig
 from fedrbn.data.samples import Client, Samples
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.client import batches, steps_per_epoch
-from fedrbn.federated.executors.serial import ClientHost, serial
+from fedrbn.federated.executors.host import ClientHost
+from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import METHODS, FineTuning, Method, fedrbn, fedrbn_noprop
 from fedrbn.federated.objectives import Calibrated
 from fedrbn.federated.protocol import ServerState
@@ -100,7 +101,7 @@ def state_after(
     """Two rounds by the package, trained in a network with these kernels."""
     net = method.network(build())
     plan = Plan(
-        members=tuple(Member(c.id, c.domain, c.role, len(c.train)) for c in clients),
+        members=tuple(Member(c.id, c.domain, c.role.duty, len(c.train)) for c in clients),
         method=method,
         names=layout(net, method.local),
         train=TrainConfig(rounds=2, batch_size=size, lr=LR),
@@ -153,6 +154,29 @@ def by_reference(
     return [*(theta[name] for name in sorted(theta)), *statistics]
 
 
+def nudged(build: Callable[[], nn.Sequential], seed: int) -> Callable[[], nn.Sequential]:
+    """The same network with weights that are a rounding error off: by the factor 1 + 4 · 2⁻²³ · N(0, 1)."""
+
+    def build_off() -> nn.Sequential:
+        net, random = build(), torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.mul_(1 + 4 * 2**-23 * torch.randn(parameter.shape, generator=random))
+        return net
+
+    return build_off
+
+
+def steady(expected: list[Tensor], off: list[Tensor]) -> bool:
+    """Whether rounding errors stay within a quarter of what may differ, in the plain loop alone.
+
+    Batch norm of two images gives ±1 whatever they are, divided by their difference in the gradient: for some images
+    the loop blows up its own rounding errors, and nothing can be compared with it.
+    """
+    bounds = {name: value / 4 for name, value in CLOSE.items()}
+    return all(torch.allclose(one, other, **bounds) for one, other in zip(expected, off, strict=True))
+
+
 SIZES = st.lists(st.integers(2, 9), min_size=2, max_size=3)
 
 
@@ -163,22 +187,19 @@ SIZES = st.lists(st.integers(2, 9), min_size=2, max_size=3)
     hidden=st.integers(2, 6),
     pool=st.booleans(),
     sizes=SIZES,
-    size=st.integers(3, 5),
+    size=st.integers(2, 5),
     lam=st.sampled_from([0.25, 0.5, 0.75]),
     seed=st.integers(0, 100),
 )
 def test_two_rounds_of_fedrbn(
     channels: int, filters: int, hidden: int, pool: bool, sizes: list[int], size: int, lam: float, seed: int
 ) -> None:
-    """The first user trains adversarially; before it has reported nobody calibrates.
-
-    Batches of three and more: with two images batch norm gives ±1 whatever they are, gradients explode for some seeds,
-    and rounding is all that is left to compare.
-    """
+    """The first user trains adversarially; before it has reported nobody calibrates."""
     clients = [client(i, Role.ST if i else Role.AT, count, channels) for i, count in enumerate(sizes)]
     build = network(channels, filters, hidden, pool, seed)
-    method = replace(fedrbn(PGD()), calibration=Calibrated(lam))
-    found, expected = by_package(build, clients, method, size), by_reference(build, clients, lam, size)
+    expected = by_reference(build, clients, lam, size)
+    assume(all(steady(expected, by_reference(nudged(build, i), clients, lam, size)) for i in range(2)))
+    found = by_package(build, clients, replace(fedrbn(PGD()), calibration=Calibrated(lam)), size)
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)

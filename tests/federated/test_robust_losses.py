@@ -196,7 +196,7 @@ def test_training_with_the_prior_trains_the_network_itself_and_leaves_no_prior_i
         start = {name: tensor.clone() for name, tensor in tensors(net).items()}
         train = replace(member.train, labels=torch.tensor(labels))
         round_ = Round(0, 1, chosen, start, lr=0.1, batch_size=4, local_epochs=1)
-        upload = local_update(net, replace(member, train=train), round_, Train("c", Role.ST, {}, calibrate=False))
+        upload = local_update(net, replace(member, train=train), round_, Train("c", Role.ST.duty, {}, calibrate=False))
         assert upload.shared.keys() | upload.personal.keys() == start.keys()
         ends.append(upload.shared["network.4.bias"])
     torch.testing.assert_close(ends[0], ends[1])

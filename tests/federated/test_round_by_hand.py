@@ -11,7 +11,8 @@ import pytest
 from federated.tiny import clients, network, plan
 from fedrbn.attacks import PGD
 from fedrbn.data.samples import Client
-from fedrbn.federated.executors.serial import ClientHost, serial
+from fedrbn.federated.executors.host import ClientHost
+from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.objectives import Calibrated
 from fedrbn.federated.propagation import Propagation

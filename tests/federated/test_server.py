@@ -390,5 +390,5 @@ def test_the_rest_of_a_run_follows_from_any_of_its_states() -> None:
 
 
 def test_members_hold_no_data() -> None:
-    assert set(Member.__dataclass_fields__) == {"id", "domain", "role", "samples"}
+    assert set(Member.__dataclass_fields__) == {"id", "domain", "duty", "samples"}
     assert "train" not in Evaluate.__dataclass_fields__

@@ -10,7 +10,7 @@ from torch import nn
 from fedrbn.config import TrainConfig
 from fedrbn.data.samples import Client, Samples
 from fedrbn.federated.aggregation.layout import layout
-from fedrbn.federated.executors.serial import ClientHost
+from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.methods import Method
 from fedrbn.federated.server import Plan
 from fedrbn.nets.dual_bn import DualNet
@@ -69,7 +69,7 @@ def plan(
     batch_size: int = 32,
 ) -> Plan:
     return Plan(
-        members=tuple(Member(c.id, c.domain, c.role, len(c.train)) for c in members),
+        members=tuple(Member(c.id, c.domain, c.role.duty, len(c.train)) for c in members),
         method=method,
         names=layout(net, method.local),
         train=TrainConfig(rounds=rounds, batch_size=batch_size, lr=0.1),

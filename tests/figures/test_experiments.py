@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from fedrbn.cli import app
 from fedrbn.errors import FigureError
+from fedrbn.federated.options import resolved
 from fedrbn.figures import bars, catalogue, curves, lines, style
 from fedrbn.figures.sources import Request, results
 from fedrbn.reproduce import declarations, experiment_cells, reading, table
@@ -150,13 +151,12 @@ def test_data_size_has_a_row_for_each_part(with_numbers: WithNumbers) -> None:
     assert labels == ["share of the training images in %"] * 2 + ["share held out for validation in %"] * 2
 
 
-def test_curves_are_means_over_seeds(with_numbers: WithNumbers, tmp_path: Path, trained: Path) -> None:
+def test_curves_are_means_over_seeds(with_numbers: WithNumbers, tmp_path: Path) -> None:
     request = with_numbers("convergence", lambda n: {1: 50.0, 2: 50.0}, (1, 2))
     cells = experiment_cells.cells(declarations.read("convergence"), SMOKE, [1, 2], data="digits-mini", only="/FedRBN/")
     for run, scores in zip(cells[0].runs, ([0.2, 0.4], [0.4, 0.8]), strict=True):
         path = reading.directory(run, tmp_path / "store")
-        path.mkdir(parents=True)
-        (path / "config.toml").write_bytes((trained / "config.toml").read_bytes())
+        RunDirectory.create(path, resolved(run))
         for number, score in enumerate(scores, start=1):
             RunDirectory.open(path).append(
                 "rounds.jsonl", {"round": number, "clients": {}, "validation": {"score": score}}

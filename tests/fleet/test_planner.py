@@ -10,17 +10,23 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedrbn.cli import app
-from fedrbn.config import ConfigError
-from fedrbn.cost.units import Duty, units
+from fedrbn.config import ConfigError, DutyConfig, from_toml, make
+from fedrbn.cost.units import PLAIN, units
+from fedrbn.errors import FleetError
 from fedrbn.fleet import description
 from fedrbn.fleet.planner import Assignment, Device, Speed, Workload, cost, observe, plan
+from fedrbn.fleet.probe import workload
+from fedrbn.runs.measured import measured_seconds
+from fedrbn.types import Duty, Role
+
+AT = Role.AT.duty
 
 WORKLOAD = Workload(
     macs=1000,
     weight_bytes=100,
     activation_bytes=10,
     download_bytes=300,
-    upload_bytes={Duty.AT: 300, Duty.ST: 200},
+    upload_bytes={Role.AT: 300, Role.ST: 200},
     batch_size=8,
     local_epochs=1,
     attack_steps=7,
@@ -34,55 +40,75 @@ def device(name: str = "a", domain: str = "d", speed: float = 1e6, samples: int 
 
 
 @pytest.mark.parametrize(
-    ("duty", "lam", "expected"),
-    [(Duty.ST, None, 3), (Duty.PNC, 0.5, 6), (Duty.PNC, 1.0, 4), (Duty.AT, None, (7 + 1) * 3 + 3)],
+    ("duty", "expected"),
+    [
+        (PLAIN, 3),
+        (Duty(lam=0.5), 6),
+        (Duty(lam=1.0), 4),
+        (AT, (7 + 1) * 3 + 3),
+        (Duty(at_share=0.25), 0.25 * 27 + 0.75 * 3),
+    ],
+    ids=str,
 )
-def test_units_and_seconds(duty: Duty, lam: float | None, expected: int) -> None:
-    assert units(duty, 7, lam) == expected
-    assert cost(device(), WORKLOAD, duty, lam=lam).seconds == pytest.approx(expected / 10)
+def test_units_and_seconds(duty: Duty, expected: float) -> None:
+    assert units(duty, 7) == pytest.approx(expected)
+    assert cost(device(), WORKLOAD, duty).seconds == pytest.approx(expected / 10)
+
+
+def test_the_papers_st_user_calibrates_with_the_methods_weight() -> None:
+    assert cost(device(), WORKLOAD, Role.ST.duty) == cost(device(), WORKLOAD, Duty(lam=0.5))
 
 
 def test_passes_have_speeds_of_their_own() -> None:
     """AT: 2 forward at 1e6 (0.2 s), 2 backward of 2 at 2e6 (0.2 s), 7 attack steps of 3 at 3e6 (0.7 s)."""
     quick = replace(device(), speed=Speed(1e6, 2e6, 3e6))
-    assert cost(quick, WORKLOAD, Duty.AT).compute_seconds == pytest.approx(0.2 + 0.2 + 0.7)
+    assert cost(quick, WORKLOAD, AT).compute_seconds == pytest.approx(0.2 + 0.2 + 0.7)
 
 
 def test_traffic_and_memory() -> None:
     """AT: 300 down and 300 up at 60 B/s are 10 s; memory is 4 · 100 of weights and both branches of 8 images, 160."""
-    costs = cost(device(bandwidth=60.0), WORKLOAD, Duty.AT)
+    costs = cost(device(bandwidth=60.0), WORKLOAD, AT)
     assert costs.transfer_seconds == pytest.approx(10)
     assert costs.memory_bytes == 400 + 2 * 80
-    assert cost(device(), WORKLOAD, Duty.ST).traffic_bytes == 500
-    assert cost(device(), WORKLOAD, Duty.ST).memory_bytes == 400 + 80
+    assert cost(device(), WORKLOAD, PLAIN).traffic_bytes == 500
+    assert cost(device(), WORKLOAD, PLAIN).memory_bytes == 400 + 80
 
 
 @pytest.mark.parametrize(
-    ("deadline", "duty", "share", "lam"),
+    ("deadline", "duty"),
     [
-        (2.7, Duty.AT, 1.0, None),
-        (1.5, Duty.PART_AT, 0.5, None),  # 0.3 + share · (2.7 − 0.3) = 1.5
-        (0.60, Duty.PART_AT, 0.1, None),  # 0.3 + 0.125 · 2.4: rounded down to a multiple of 0.05
-        (0.539, Duty.PNC, 0.0, 1.0),  # a tenth would take 0.54 s, λ = 0.5 takes 0.6 s, λ = 1 takes 0.4 s
-        (0.35, Duty.ST, 0.0, None),
-        (0.29, Duty.NONE, 0.0, None),
+        (2.7, AT),
+        (1.5, Duty(at_share=0.5)),  # 0.3 + share · (2.7 − 0.3) = 1.5
+        (0.60, Duty(at_share=0.1)),  # 0.3 + 0.125 · 2.4: rounded down to a multiple of 0.05
+        (0.539, Duty(lam=1.0)),  # a tenth would take 0.54 s, λ = 0.5 takes 0.6 s, λ = 1 takes 0.4 s
+        (0.35, PLAIN),
+        (0.29, None),
     ],
 )
-def test_the_most_robust_duty_that_fits(deadline: float, duty: Duty, share: float, lam: float | None) -> None:
+def test_the_most_robust_duty_that_fits(deadline: float, duty: Duty | None) -> None:
     strong = device("strong", speed=1e9)  # so that there is somebody to receive BN_a from
     found = plan([device(), strong], WORKLOAD, deadline).assignments[0]
-    assert (found.duty, found.at_share, found.lam) == (duty, pytest.approx(share), lam)
+    assert found.duty == duty
+
+
+def test_a_method_that_trains_all_batches_alike_gets_no_shares() -> None:
+    """As Free AT, whose AT users replay every batch: 1.5 s would do for half of them, and λ = ½ takes 0.6 s."""
+    strong = device("strong", speed=1e9)
+    found = plan([device(), strong], replace(WORKLOAD, shares=False), 1.5).assignments[0]
+    assert found.duty == Duty(lam=0.5)
+    free = make({"method": {"name": "fatavg-free"}, "model": {"width": 1 / 16}})
+    assert not workload(free, 10, (3, 28, 28)).shares
 
 
 def test_memory_limits_the_duty() -> None:
     strong = device("strong", speed=1e9)
     found = plan([device(memory=500.0), strong], WORKLOAD, 100).assignments[0]
-    assert (found.duty, found.lam) == (Duty.PNC, 1.0)  # one branch at a time: 480 bytes
+    assert found.duty == Duty(lam=1.0)  # one branch at a time: 480 bytes
 
 
 def test_without_a_donor_nobody_calibrates() -> None:
     found = plan([device()], replace(WORKLOAD, attack_steps=100), 0.62)
-    assert found.assignments[0].duty is Duty.ST
+    assert found.assignments[0].duty == PLAIN
     assert not found.feasible
     assert "no robustness to propagate" in found.problems[0]
     assert "a could at a deadline of 3.33 s" in found.problems[0]  # 0.9 · 0.3 + 0.1 · (101 · 3 + 3) / 10
@@ -115,11 +141,11 @@ def test_measured_rounds_correct_the_plan() -> None:
     """Predicted 2.7 s, measured 10.8 s: four times slower. With trust 1/2 the correction is 2, so AT no longer fits."""
     fleet_devices = [device(), device("strong", speed=1e9)]
     before = plan(fleet_devices, WORKLOAD, 3.0)
-    assert before.assignments[0].duty is Duty.AT
+    assert before.assignments[0].duty == AT
     after = observe(fleet_devices, before, {"a": 10.8})
     assert [d.correction for d in after] == [pytest.approx(2), 1]
     again = plan(after, WORKLOAD, 3.0).assignments[0]
-    assert (again.duty, again.at_share) == (Duty.PART_AT, pytest.approx(0.5))  # 0.6 + 0.5 · 4.8 = 3.0
+    assert again.duty == Duty(at_share=0.5)  # 0.6 + 0.5 · 4.8 = 3.0
 
 
 @given(
@@ -131,7 +157,7 @@ def test_what_is_planned_fits(speeds: list[float], deadline: float, memory: floa
     devices = [device(str(i), speed=speed, memory=memory) for i, speed in enumerate(speeds)]
     found = plan(devices, WORKLOAD, deadline)
     for a in found.assignments:
-        if a.duty is not Duty.NONE:
+        if a.duty is not None:
             assert a.seconds <= deadline * (1 + 1e-8)
             assert memory is None or a.memory_bytes <= memory
     longer = plan(devices, WORKLOAD, 2 * deadline)
@@ -216,20 +242,33 @@ def test_measured_rounds_of_a_run(fleet_file: Path, trained: Path) -> None:
     checks = json.loads(result.output)["checks"]
     rounds = [json.loads(line) for line in (trained / "rounds.jsonl").read_text().splitlines()]
     times = sorted(record["clients"]["pen-1"]["seconds"] for record in rounds[1:])
-    assert {name: c["duty"] for name, c in checks.items()} == {"pen-0": "AT", "pen-1": "PNC"}
+    assert {name: c["duty"] for name, c in checks.items()} == {"pen-0": "AT", "pen-1": "PNC, λ = 0.5"}
     assert checks["pen-1"]["measured"] == times[1]  # the median of three
     assert checks["pen-1"]["ratio"] == pytest.approx(times[1] / checks["pen-1"]["predicted"])
     with pytest.raises(ConfigError, match="Name the devices like the clients"):
-        description.check((device("stranger"),), WORKLOAD, description.measured_seconds(trained))
+        description.check((device("stranger"),), WORKLOAD, measured_seconds(trained))
 
 
-def test_only_full_at_becomes_a_setting() -> None:
-    """At 1.5 s the strong device does AT, the other half of it, which a run cannot be told."""
-    found = plan([device(), device("strong", speed=1e9)], WORKLOAD, 1.5)
-    assert description.settings(found) == ["--set", 'federation.at=["strong"]']
-    assert description.settings(plan([device()], WORKLOAD, 1.5)) == []
+def test_a_plan_becomes_a_file_of_duties(tmp_path: Path) -> None:
+    """At 1.5 s the strong device does AT, the other half of it; a device measured twice as slow has half its speed."""
+    devices = (replace(device(memory=1e9), correction=1.0), replace(device("strong", speed=1e9), correction=2.0))
+    written = description.duties_of(plan(devices, WORKLOAD, 1.5))
+    assert written.clients["a"] == DutyConfig(at_share=0.5, speed=(1e6, 1e6, 1e6), memory=1e9)
+    assert written.clients["strong"] == DutyConfig(at_share=1.0, speed=(5e8, 5e8, 5e8))
+    (tmp_path / "duties.toml").write_text(description.to_toml(written))
+    experiment = make({"federation": {"duties": str(tmp_path / "duties.toml")}})
+    assert experiment.federation.duties == written
+    assert from_toml(experiment.to_toml()) == experiment, "the run's own config holds the content"
+
+
+def test_a_plan_that_leaves_somebody_out_is_not_written() -> None:
+    devices = (device("slow"), device("fast", speed=1e9))
+    with pytest.raises(FleetError, match="got a plan without a duty for 'slow'"):
+        description.duties_of(plan(devices, WORKLOAD, 0.15))
+    with pytest.raises(FleetError, match="nobody trains adversarially"):
+        description.duties_of(plan([device()], WORKLOAD, 0.4))
 
 
 def test_assignment_time_is_the_sum() -> None:
-    found = Assignment("a", "d", Duty.ST, 0.0, None, 2.0, 0.5, 1, 1)
+    found = Assignment("a", "d", PLAIN, 2.0, 0.5, 1, 1)
     assert found.seconds == 2.5

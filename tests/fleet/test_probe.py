@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from fedrbn import config
 from fedrbn.cli import app
-from fedrbn.cost.units import Duty
 from fedrbn.fleet.probe import activation_bytes, download_speed, forward_macs, free_memory, network, probe, workload
 from fedrbn.hardware import one_thread
 from fedrbn.nets.dual_bn import dual
+from fedrbn.types import Role
 
 
 def test_macs_of_the_digits_network() -> None:
@@ -34,8 +34,8 @@ def test_workload_counts_what_travels() -> None:
     """An ST user does not upload BN_a: μ, σ² of 176 channels (4 bytes each) and 5 counts of 8 bytes."""
     experiment = config.make({"model": {"width": 1 / 16}, "train": {"batch_size": 16}, "attack": {"steps": 3}})
     found = workload(experiment, 10, (3, 28, 28))
-    assert found.upload_bytes[Duty.AT] == found.download_bytes == found.weight_bytes
-    assert found.upload_bytes[Duty.AT] - found.upload_bytes[Duty.ST] == 176 * 2 * 4 + 5 * 8
+    assert found.upload_bytes[Role.AT] == found.download_bytes == found.weight_bytes
+    assert found.upload_bytes[Role.AT] - found.upload_bytes[Role.ST] == 176 * 2 * 4 + 5 * 8
     assert (found.batch_size, found.attack_steps, found.lam) == (16, 3, 0.5)
 
 

@@ -12,7 +12,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedrbn.cost.units import Duty
+from fedrbn.cost.units import PLAIN
 from fedrbn.errors import MessageError, StorageError
 from fedrbn.federated.assemble import assemble
 from fedrbn.fleet.planner import Workload
@@ -23,17 +23,18 @@ from fedrbn.flower.handshake import (
     Budget,
     Introduction,
     Response,
-    afforded_roles,
+    afforded_duties,
     agreement,
-    configured_roles,
+    configured_duties,
     too_large,
+    unplanned,
     wrong_network,
     wrong_part,
 )
 from fedrbn.flower.log import EventLog, events
 from fedrbn.flower.registry import ANYBODY, Identity, Registration, Registry, identities
 from fedrbn.flower.roster import Guest, Roster
-from fedrbn.types import Member, Role
+from fedrbn.types import Duty, Member, Role
 
 from .in_process import InProcessGrid
 from .small import experiment
@@ -93,21 +94,26 @@ def test_another_network_is_refused() -> None:
 )
 def test_configured_roles_are_those_of_the_embedded_run_whoever_has_come(at: Any) -> None:
     chosen = experiment(federation={"at": at})
-    embedded = {member.id: member.role for member in assemble(chosen).plan.members}
+    embedded = {member.id: member.duty for member in assemble(chosen).plan.members}
     nodes = {client: node(client, partition=number) for number, client in enumerate(embedded)}
-    assert configured_roles(nodes, chosen) == embedded
+    assert configured_duties(nodes, chosen) == embedded
     late = {client: told for client, told in nodes.items() if client != "plain-0"}
-    assert configured_roles(late, chosen) == {client: embedded[client] for client in late}, "the first is not there yet"
+    assert configured_duties(late, chosen) == {client: embedded[client] for client in late}, (
+        "the first is not there yet"
+    )
 
 
-def test_afforded_roles() -> None:
-    """AT with 7 steps costs 2 + 2·2 + 3·7 = 27 forward passes of 10⁶ MACs an image: 5.4·10⁸ for 20; there is 1 s."""
+def test_afforded_duties() -> None:
+    """AT with 7 steps costs 2 + 2·2 + 3·7 = 27 forward passes of 10⁶ MACs an image: 5.4·10⁸ for 20; there is 1 s.
+
+    ST costs 3, PNC with λ = ½ 6 and with λ = 1 4: 0.6, 1.2 and 0.8·10⁸. Half of the batches: (27 + 3) / 2 · 2·10⁷.
+    """
     workload = Workload(
         macs=10**6,
         weight_bytes=0,
         activation_bytes=0,
         download_bytes=0,
-        upload_bytes={Duty.AT: 0, Duty.ST: 0},
+        upload_bytes={Role.AT: 0, Role.ST: 0},
         batch_size=20,
         local_epochs=1,
         attack_steps=7,
@@ -122,15 +128,34 @@ def test_afforded_roles() -> None:
         "says-st": node("says-st", budget=Budget(role=Role.ST, forward=1e12, backward=1e12, attack=1e12)),
         "fast": node("fast", budget=budget(5.41e8)),
         "slow": node("slow", budget=budget(5.39e8)),
+        "slower": node("slower", budget=budget(3.01e8)),
+        "slowest": node("slowest", budget=budget(0.81e8)),
+        "standard": node("standard", budget=budget(0.61e8)),
+        "late": node("late", budget=budget(0.59e8)),
         "silent": node("silent"),
     }
-    assert afforded_roles(nodes, workload, deadline=1.0) == {
-        "says-at": Role.AT,
-        "says-st": Role.ST,
-        "fast": Role.AT,
-        "slow": Role.ST,
-        "silent": Role.ST,
+    assert afforded_duties(nodes, workload, deadline=1.0) == {
+        "says-at": Role.AT.duty,
+        "says-st": Role.ST.duty,
+        "fast": Role.AT.duty,
+        "slow": Duty(at_share=0.95),
+        "slower": Duty(at_share=0.5),
+        "slowest": Duty(lam=1.0),
+        "standard": PLAIN,
+        "late": PLAIN,
+        "silent": Role.ST.duty,
     }
+
+
+def test_a_client_without_a_planned_duty_has_no_place() -> None:
+    """What federation.duties says is what nodes do; roles follow from it."""
+    planned = {"clients": {"pen-0": {"at_share": 0.5}, "pen-1": {"lam": 0.25}}}
+    chosen = experiment(federation={"duties": planned})
+    nodes = {client: node(client) for client in ("pen-0", "pen-1")}
+    assert configured_duties(nodes, chosen) == {"pen-0": Duty(at_share=0.5), "pen-1": Duty(lam=0.25)}
+    assert unplanned(nodes["pen-1"], chosen) is None
+    assert "got client 'pen-2' at the node; expected one of the 2" in str(unplanned(node("pen-2"), chosen))
+    assert unplanned(node("pen-2"), experiment()) is None, "without a plan"
 
 
 def _registry(folder: Path) -> Registry:
@@ -140,7 +165,7 @@ def _registry(folder: Path) -> Registry:
 def test_a_second_node_of_a_client_waits_until_the_first_has_left(tmp_path: Path) -> None:
     """As when a node is started anew before the server has missed it, and has got another node id."""
     log = EventLog(tmp_path / "events.jsonl", echo=False)
-    roster = Roster((), _registry(tmp_path), lambda nodes: dict.fromkeys(nodes, Role.ST), lambda told: None, log)
+    roster = Roster((), _registry(tmp_path), lambda nodes: dict.fromkeys(nodes, Role.ST.duty), lambda told: None, log)
     first, second = (Guest(number, node("pen-0"), RecordDict()) for number in (1, 2))
     roster.update({1, 2}, [first])
     roster.update({1, 2}, [second])
@@ -156,10 +181,10 @@ def test_a_second_node_of_a_client_waits_until_the_first_has_left(tmp_path: Path
 
 def test_a_client_keeps_its_role_and_place(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl", echo=False)
-    decided = {"pen-0": Role.AT, "pen-1": Role.ST, "pen-2": Role.ST}
+    decided = {"pen-0": Role.AT.duty, "pen-1": Role.ST.duty, "pen-2": Role.ST.duty}
     roster = Roster((), _registry(tmp_path), lambda nodes: decided, lambda told: None, log)
     roster.update({1, 2}, [Guest(1, node("pen-0"), RecordDict()), Guest(2, node("pen-1"), RecordDict())])
-    decided |= {"pen-0": Role.ST}
+    decided |= {"pen-0": Role.ST.duty}
     roster.update({2, 3}, [Guest(3, node("pen-2"), RecordDict())])
     roster.update({2, 3, 4}, [Guest(4, node("pen-0", samples=30), RecordDict())])
     assert [(m.id, m.role, m.samples) for m in roster.members.values()] == [
@@ -170,11 +195,11 @@ def test_a_client_keeps_its_role_and_place(tmp_path: Path) -> None:
     (ignored,) = events(log.path, "claim ignored")
     assert ignored["client"] == "pen-0"
     assert "got 30 samples; expected 20" in ignored["reason"]
-    assert roster.address("pen-0") == (4, Member("pen-0", "pen", Role.AT, 30)), "what its uploads say"
+    assert roster.address("pen-0") == (4, Member("pen-0", "pen", Role.AT.duty, 30)), "what its uploads say"
     again = Roster((), _registry(tmp_path), lambda nodes: decided, lambda told: None, log)
     assert again.registry.samples() == {"pen-0": 20, "pen-1": 20, "pen-2": 20}, "also after a restart"
     known = Roster(
-        [Member("pen-0", "pen", Role.AT, 7)], _registry(tmp_path), lambda nodes: decided, lambda _: None, log
+        [Member("pen-0", "pen", Role.AT.duty, 7)], _registry(tmp_path), lambda nodes: decided, lambda _: None, log
     )
     assert known.members["pen-0"].samples == 20, "federation.json says what it counted for"
 
@@ -187,7 +212,7 @@ class TestOwners:
 
     def roster(self, folder: Path) -> Roster:
         log = EventLog(folder / "events.jsonl", echo=False)
-        return Roster((), _registry(folder), lambda nodes: dict.fromkeys(nodes, Role.ST), lambda told: None, log)
+        return Roster((), _registry(folder), lambda nodes: dict.fromkeys(nodes, Role.ST.duty), lambda told: None, log)
 
     def test_another_node_cannot_take_the_place_of_a_client_that_is_away(self, tmp_path: Path) -> None:
         roster = self.roster(tmp_path)
@@ -294,7 +319,7 @@ def test_a_network_that_fits_into_no_memory_is_refused_before_it_is_built(monkey
     assert "takes" in str(too_large(node("pen-0", image_shape=(3, 28, 30)), chosen)), "not square"
 
 
-PARTS = (Member("pen-0", "pen", Role.ST, 20), Member("pen-1", "pen", Role.ST, 35))
+PARTS = (Member("pen-0", "pen", Role.ST.duty, 20), Member("pen-1", "pen", Role.ST.duty, 35))
 
 
 @pytest.mark.parametrize(

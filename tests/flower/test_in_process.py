@@ -13,7 +13,7 @@ from fedrbn.federated.protocol import ServerState
 from fedrbn.flower.log import events
 from fedrbn.runs.directory import RunDirectory
 
-from .small import CLIENTS, experiment, last, served
+from .small import CLIENTS, experiment, grid, last, served
 
 
 def assert_same(ours: ServerState, theirs: ServerState) -> None:
@@ -65,6 +65,23 @@ def test_methods_with_peculiar_needs(method: str, options: dict[str, Any], tmp_p
     fedrbn.run(chosen, tmp_path / "embedded")
     served(tmp_path, "flower", chosen)
     assert_same(last(tmp_path / "flower"), last(tmp_path / "embedded"))
+
+
+@pytest.mark.parametrize(
+    ("method", "train", "flower"),
+    [
+        ("fatavg", {"at_weight": 2.0}, {}),  # the server computes the mean, so it weighs there too
+        ("fedbn", {}, {"roles": "budget"}),  # nobody is an AT user, whatever nodes can afford
+    ],
+)
+def test_weights_of_roles_and_plain_methods(
+    method: str, train: dict[str, Any], flower: dict[str, Any], tmp_path: Path
+) -> None:
+    chosen = experiment(method={"name": method}, train={"rounds": 1, "validate_every": 1, **train})
+    fedrbn.run(chosen, tmp_path / "embedded")
+    record = served(tmp_path, "flower", chosen, grid(role="AT"), **flower)
+    assert_same(last(tmp_path / "flower"), last(tmp_path / "embedded"))
+    assert {user["role"] for user in record["users"].values()} == ({"ST"} if method == "fedbn" else {"AT", "ST"})
 
 
 def test_bytes_and_participants_are_logged(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_an_upload_of_more_samples_than_the_node_came_with_is_refused(tmp_path: 
 
 
 def members(*samples: int) -> list[Member]:
-    return [Member(f"c{number}", "d", Role.ST, count) for number, count in enumerate(samples)]
+    return [Member(f"c{number}", "d", Role.ST.duty, count) for number, count in enumerate(samples)]
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.common.config import get_fused_config_from_dir
 
 from fedrbn.config import ConfigError, Experiment
+from fedrbn.flower.instructions import setup_for
+from fedrbn.flower.log import events
 from fedrbn.flower.settings import FlowerConfig, NodeConfig, experiment_of
 from fedrbn.types import Role
+
+from .small import experiment, grid, served
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -118,3 +123,36 @@ def test_where_a_client_keeps_what_it_remembers(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.delenv("FEDRBN_STATE")
     monkeypatch.setenv("XDG_STATE_HOME", "/home/somebody/.state")
     assert NodeConfig.read({}).state_folder() == Path("/home/somebody/.state/fedrbn")
+
+
+ENOUGH = {"statistics_noise": 2.0, "update_noise": 1.0, "secret": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"statistics_noise": None}, r"got privacy\.statistics_noise: none at the client"),
+        ({"update_noise": 0.9}, r"got privacy\.update_noise: 0\.9 .* expected at least require-noise = 1"),
+        ({"update_at": "server"}, r"got privacy\.update_noise: none at the client"),
+        ({"secret": None}, r"expected privacy\.secret = true"),
+    ],
+)
+def test_a_node_takes_no_part_without_the_noise_it_wants(changes: dict[str, Any], reason: str | None) -> None:
+    setup = setup_for(Role.ST, experiment(privacy={**ENOUGH, **changes}), "0" * 32)
+    NodeConfig.read({"partition-id": 0}).check(setup)
+    wants = NodeConfig.read({"partition-id": 0, "require-noise": 1.0})
+    if reason is None:
+        wants.check(setup)
+        return
+    with pytest.raises(ConfigError, match=reason):
+        wants.check(setup)
+
+
+def test_such_a_node_is_refused_at_the_handshake_and_does_no_job(tmp_path: Path) -> None:
+    """Of four nodes, all of which want noise, none introduces itself to a run without it."""
+    with pytest.raises(ConfigError, match=r"got 0 nodes that take part"):
+        served(tmp_path, "run", experiment(), grid(**{"require-noise": 1.0}), wait=0.05)
+    reasons = {event["reason"] for event in events(tmp_path / "run/events.jsonl", "refused")}
+    assert len(reasons) == 1
+    assert "which this site wants" in reasons.pop()

@@ -15,7 +15,7 @@ from fedrbn.federated.assemble import assemble
 from fedrbn.flower import wire
 from fedrbn.flower.instructions import setup_for
 from fedrbn.flower.settings import NodeConfig
-from fedrbn.flower.site import Memory, fingerprint, local_federation, names_of, network
+from fedrbn.flower.site import SiteMemory, fingerprint, local_federation, names_of, network
 from fedrbn.types import Role
 
 from .small import CLIENTS, experiment
@@ -72,7 +72,7 @@ def test_the_fingerprint_tells_networks_apart() -> None:
 
 def test_what_is_kept_is_in_flowers_state_and_survives_it_on_disk(tmp_path: Path) -> None:
     node = NodeConfig.read({"state": str(tmp_path)})
-    memory = Memory.of(node, SETUP, "pen-0")
+    memory = SiteMemory.of(node, SETUP, "pen-0")
     state = RecordDict()
     assert memory.recall(state) is None
     memory.keep(state, 3, {"mean": torch.tensor([1.5, -2.0])})
@@ -83,7 +83,7 @@ def test_what_is_kept_is_in_flowers_state_and_survives_it_on_disk(tmp_path: Path
         assert rounds == 3
         tensors = wire.opened(RecordDict({"personal": record}), "personal", 10_000)
         assert torch.equal(tensors["mean"], torch.tensor([1.5, -2.0]))
-    other = Memory.of(node, SETUP.model_copy(update={"token": "1" * 32}), "pen-0")
+    other = SiteMemory.of(node, SETUP.model_copy(update={"token": "1" * 32}), "pen-0")
     assert other.recall(RecordDict()) is None, "another run's"
     (file,) = tmp_path.rglob("batch-norm.safetensors")
     file.write_bytes(b"damaged")

@@ -13,16 +13,16 @@ from fedrbn.attacks.named import attack_named, readers
 from fedrbn.builtin.attacks import FAMILIES, PAPER
 from fedrbn.cli.evaluate import attack_texts, parse_condition
 from fedrbn.config import Experiment
-from fedrbn.cost.units import Duty
 from fedrbn.federated.options import resolved
 from fedrbn.fleet import description, planner
 from fedrbn.fleet.planner import Workload
 from fedrbn.runs import sweep
+from fedrbn.types import Role
 from fuzz.cases import REFUSED, Subject, command
 from fuzz.mutations import ODD_TEXTS, another_tree, as_json, mutated, scalars, texts, toml_values
 
 PROJECT = Path(__file__).parents[2]
-EXAMPLES = [path.read_bytes() for path in sorted((PROJECT / "experiments").rglob("*.toml"))]
+EXAMPLES = [path.read_bytes() for path in sorted((PROJECT / "src" / "fedrbn").rglob("*.toml"))]
 KEYS = {section: [*field.annotation.model_fields] for section, field in Experiment.model_fields.items()}  # type: ignore[union-attr]
 
 FLEET = {
@@ -36,7 +36,7 @@ FLEET = {
     ],
 }
 PROBE = {"speed": {"forward": 1e9, "backward": 1e9, "attack": 1e9}, "memory": 1e9, "memory_bandwidth": 1e10}
-WORKLOAD = Workload(10**6, 10**5, 10**4, 10**5, {Duty.AT: 10**5, Duty.ST: 10**5}, 32, 1, 7, 0.5)
+WORKLOAD = Workload(10**6, 10**5, 10**4, 10**5, {Role.AT: 10**5, Role.ST: 10**5}, 32, 1, 7, 0.5)
 
 
 @st.composite

@@ -30,7 +30,7 @@ from fedrbn.flower.handshake import (
     Budget,
     Introduction,
     Response,
-    afforded_roles,
+    afforded_duties,
     too_large,
     wrong_part,
 )
@@ -55,7 +55,7 @@ PARTS = Parts.of(NET, NAMES)
 SHARED = {name: tensors(NET)[name].clone() for name in NAMES.shared}
 PERSONAL = {name: tensors(NET)[name].clone() for name in NAMES.personal}
 ROUND = Round(1, 1, METHOD, SHARED, lr=0.05, batch_size=32, local_epochs=1)
-MEMBER = Member("pen-0", "pen", Role.AT, 20)
+MEMBER = Member("pen-0", "pen", Role.AT.duty, 20)
 CHECK = UploadCheck(
     MEMBER,
     SHARED | PERSONAL,
@@ -65,7 +65,7 @@ CHECK = UploadCheck(
     scratch=scratch(),
 )
 SETUP = setup_for(Role.AT, CHOSEN, "0123456789abcdef" * 2)
-TRAIN = Train("pen-0", Role.AT, PERSONAL, calibrate=False)
+TRAIN = Train("pen-0", Role.AT.duty, PERSONAL, calibrate=False)
 QUESTION = Accuracy(Branch.NOISED, "pgd-7", attack_named("pgd-7"), adaptive=True)
 ASK = Evaluate("pen-0", PERSONAL, "test", (QUESTION,), 5)
 NODE = NodeConfig.read({"partition-id": 0, "num-partitions": 4})
@@ -103,7 +103,7 @@ INTRODUCTION = Introduction(
     samples=20, validation=4, test="0" * 64, fingerprint="0" * 64,
     budget=Budget(forward=1e9, backward=1e9, attack=1e9), finished=3,
 )  # fmt: skip
-HONEST = tuple(Member(f"plain-{number}", "plain", Role.ST, 32) for number in range(3))
+HONEST = tuple(Member(f"plain-{number}", "plain", Role.ST.duty, 32) for number in range(3))
 """Clients that are there before a hostile one comes."""
 
 
@@ -177,9 +177,9 @@ def try_introduction(records: RecordDict, folder: Path) -> str | None:
         return REFUSED
     if Agreement(version="0.1.0", classes=("0", "1"), image_shape=(3, 28, 28)).objection(said):
         return REFUSED
-    afforded_roles({said.client: said}, WORKLOAD, 30.0)
+    afforded_duties({said.client: said}, WORKLOAD, 30.0)
     _try_identity(said, Registry(folder / "nodes.json"))
-    newcomer = Member(said.client if said.client != "plain-0" else "pen-9", said.domain, Role.AT, said.samples)
+    newcomer = Member(said.client if said.client != "plain-0" else "pen-9", said.domain, Role.AT.duty, said.samples)
     members = counted([*HONEST, newcomer])
     assert members[-1].samples <= 2 * max(member.samples for member in HONEST)
     plan = build_plan(CHOSEN, METHOD, NET, members, equal_sizes=False)

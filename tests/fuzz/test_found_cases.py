@@ -28,7 +28,9 @@ from fedrbn.fleet import description
 from fedrbn.models import model_file
 from fedrbn.models.model_file import Card
 from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.measured import measured_seconds
 from fedrbn.runs.records import evaluations, rounds
+from fedrbn.runs.recovery import recover
 from fuzz import trained
 from fuzz.bombs import chunk, npy_header
 from fuzz.cases import REFUSED, command
@@ -167,7 +169,7 @@ class TestRunDirectories:
         record = {**json.loads(original()["rounds.jsonl"].splitlines()[0]), "round": number}
         run = damaged(("rounds.jsonl", json.dumps(record).encode() + b"\n"), tmp_path)
         with pytest.raises(StorageError, match=USABLE):
-            RunDirectory(run).recover()
+            recover(RunDirectory(run))
         with pytest.raises(StorageError, match=USABLE):
             rounds(RunDirectory(run))
 
@@ -195,7 +197,7 @@ class TestRunDirectories:
         content["members"] = content["members"][:2]
         run = damaged(("federation.json", json.dumps(content).encode()), tmp_path)
         with pytest.raises(ConfigError, match=USABLE):
-            description.measured_seconds(run)
+            measured_seconds(run)
 
     def test_a_client_with_a_very_long_name(self, tmp_path: Path) -> None:
         with pytest.raises(StorageError, match=USABLE):

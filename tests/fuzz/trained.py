@@ -19,11 +19,12 @@ from PIL import Image
 import fedrbn
 from fedrbn import config
 from fedrbn.federated.training.memory import recall, remember
-from fedrbn.fleet import description
 from fedrbn.models import model_file
 from fedrbn.models.export import export_client
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.load import load
+from fedrbn.runs.measured import measured_seconds
+from fedrbn.runs.recovery import recover
 from fuzz.cases import ACCEPTED, REFUSED, Subject, command, refusal
 from fuzz.configs import as_toml
 from fuzz.mutations import ODD_TEXTS, another_json, another_jsonl, another_safetensors, another_tree, mutated, texts
@@ -145,11 +146,11 @@ def try_reading(given: tuple[str, bytes | str], folder: Path) -> str:
         directory.experiment,
         directory.description,
         directory.answers,
-        directory.recover,
+        lambda: recover(directory),
         lambda: directory.checkpoint("last"),
         lambda: directory.checkpoint("best"),
         lambda: directory.records("rounds.jsonl"),
-        lambda: description.measured_seconds(path),
+        lambda: measured_seconds(path),
     ]
     return REFUSED if REFUSED in [refusal(part) for part in parts] else ACCEPTED
 

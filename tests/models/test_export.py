@@ -199,7 +199,7 @@ def test_the_commands(trained: Path, tmp_path: Path) -> None:
     runner = CliRunner()
     exported = runner.invoke(app, ["export", str(trained), "--client", "pen-1", "-o", str(model)])
     assert exported.exit_code == 0, exported.output
-    for words in ("branch noised", "at ε = 8/255", "folded: 5, kept: 0", "logits agree", "size", "latency"):
+    for words in ("client pen-1, BN_a", "at ε = 8/255", "folded: 5, kept: 0", "logits agree", "size", "latency"):
         assert words in exported.output
     predicted = runner.invoke(app, ["predict", str(model), str(picture), "--json"])
     assert predicted.exit_code == 0, predicted.output

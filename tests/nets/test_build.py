@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 
 import fedrbn.nets
-from fedrbn.nets import NETWORKS, build, dual_bn
+from fedrbn.errors import NetworkError
+from fedrbn.nets import NETWORKS, build, dual_bn, state_bytes
 from fedrbn.nets.digits import digits_cnn
 
 SHAPE = (3, 28, 28)
@@ -45,6 +47,29 @@ def not_a_network(classes):
 
 def linear(classes):
     return nn.Linear(2, classes)
+
+def _network(**settings):
+    net = nn.Identity()
+    net.settings = settings
+    return net
+
+def _takes_classes(num_classes=1000):
+    return _network(num_classes=num_classes)
+
+def named(num_classes, in_channels, depth=3):
+    return _network(num_classes=num_classes, in_channels=in_channels)
+
+def hands_on(pretrained=False, **kwargs):
+    return _takes_classes(**kwargs)
+
+def hands_on_nothing(**kwargs):
+    return _takes_nothing(**kwargs)
+
+def _takes_nothing():
+    return _network()
+
+def half_named(classes, **kwargs):
+    return _network(classes=classes, **kwargs)
 
 def draws_and_fails():
     nn.Linear(2, 3)
@@ -100,7 +125,9 @@ def test_the_global_random_state_is_left_alone() -> None:
 
 def test_the_global_random_state_is_left_alone_when_a_factory_fails(own: str) -> None:
     before = torch.random.get_rng_state()
-    with pytest.raises(KeyError, match="half-way"):
+    with pytest.raises(
+        NetworkError, match=r"factory '.*:draws_and_fails' failed: KeyError: 'half-way' \(own_.*py, line "
+    ):
         build(f"{own}:draws_and_fails", 10, 1.0, SHAPE, seed=3)
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -132,8 +159,43 @@ def test_a_factory_gets_the_arguments_it_accepts(own: str) -> None:
     net = build(f"{own}:Net", 4, 0.5, (3, 20, 30), seed=1)  # a class is a factory; no image_size, so any shape
     assert (net.classes, net.channels) == (4, 3)
     everything = build(f"{own}:everything", 4, 0.5, (3, 20, 20), seed=1)
-    assert everything.settings == {"classes": 4, "width": 0.5, "image_size": 20, "channels": 3}
+    assert everything.settings == {"num_classes": 4, "in_channels": 3}  # nothing that it does not name, but for these
     assert build(f"{own}:keyword_only", 4, 0.5, SHAPE, seed=1).width == 0.5
+
+
+@pytest.mark.parametrize(
+    ("attribute", "expected"),
+    [
+        ("named", {"num_classes": 4, "in_channels": 3}),
+        ("hands_on", {"num_classes": 4}),  # the code behind it has no in_channels
+        ("hands_on_nothing", {}),
+        ("half_named", {"classes": 4, "in_channels": 3}),
+    ],
+)
+def test_the_names_that_others_use_are_offered(own: str, attribute: str, expected: dict[str, int]) -> None:
+    assert build(f"{own}:{attribute}", 4, 0.5, (3, 20, 20), seed=1).settings == expected
+
+
+def test_objects_are_built_like_what_names_lead_to(own: str) -> None:
+    module = importlib.import_module(own)
+    assert build(module.Net, 4, 0.5, SHAPE, seed=1).classes == 4
+    assert same(build(module.linear, 4, 0.5, SHAPE, seed=3), build(f"{own}:linear", 4, 0.5, SHAPE, seed=3))
+    assert same(build(module.ready, 4, 0.5, SHAPE, seed=3), module.ready)
+    assert build(module.ready, 4, 0.5, SHAPE, seed=3) is not module.ready
+
+
+def test_networks_of_pytorchcv_work_by_name() -> None:
+    pytest.importorskip("pytorchcv")
+    net = build("pytorchcv.models.resnet:resnet10", 7, 1.0, (1, 32, 32), seed=1).eval()
+    assert (net.features[0].conv.conv.in_channels, net.output.out_features) == (1, 7)
+
+
+def test_the_size_of_a_network_is_known_before_it_is_made(own: str) -> None:
+    made = build("digits", 10, 0.25, SHAPE, seed=1)
+    assert state_bytes("digits", 10, 0.25, SHAPE) == sum(tensor.nbytes for tensor in made.state_dict().values())
+    # At 256 pixels the first linear layer has 64 · 64 · 128 inputs and 2,048 outputs of 4 bytes.
+    assert state_bytes("digits", 10, 1.0, (3, 256, 256)) > 64 * 64 * 128 * 2048 * 4
+    assert state_bytes(f"{own}:linear", 10, 1.0, SHAPE) is None
 
 
 def test_a_ready_network_is_copied_with_its_weights(own: str) -> None:

@@ -168,6 +168,7 @@ def test_large_linear_layers_take_the_same_step_in_float32() -> None:
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.usefixtures("bfloat16")
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_bfloat16_takes_about_the_same_step_with_float32_weights_and_logits(objective: Objective) -> None:
     """bfloat16 has 8 binary digits: 1 / 256 per rounding."""

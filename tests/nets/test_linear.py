@@ -61,6 +61,7 @@ def test_what_onednn_does_not_take_is_computed_as_ever(x: Tensor) -> None:
     assert torch.equal(linear.with_onednn(plain)(x), plain(x))
 
 
+@pytest.mark.usefixtures("bfloat16")
 def test_in_autocast_it_is_the_ordinary_layer() -> None:
     plain, x = layer(5, 4), random(3, 5, seed=1)
     with torch.autocast("cpu", torch.bfloat16):

@@ -38,6 +38,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "place": "Table 2",
         "caption": "Scale smoke.",
         "scale": "smoke",
+        "threat": "pixel",
+        "seeds": [1, 2],
         "stand_ins": {"Digits": "digits-mini"},
         "numbers": numbers,
     }
@@ -52,7 +54,7 @@ def number(row: str, metric: str, values: list[float], paper: float) -> dict[str
     mean = sum(values) / len(values) if values else None
     std = abs(values[0] - values[1]) / 2**0.5 if values else None
     seeds = {str(seed): value for seed, value in enumerate(values, start=1)}
-    place = {"part": "Digits", "row": row, "column": "20 %", "metric": metric}
+    place = {"part": "Digits", "row": row, "column": "20 %", "metric": metric, "data": "digits-mini"}
     return {**place, "seeds": seeds, "mean": mean, "std": std, "paper": paper}
 
 

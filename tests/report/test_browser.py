@@ -34,14 +34,21 @@ CONTRAST = """() => {
   for (const element of document.querySelectorAll("body *:not(script)")) {
     const shown = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
     if (!shown || !element.getClientRects().length || element.closest("#tip")) continue;
-    const cell = element.closest("g.mark") && element.closest("g.mark").querySelector(".cell");
     const style = getComputedStyle(element);
     let back = behind(element);
-    if (cell) {
-      const [heat, base] = [cell, cell.previousElementSibling].map((rect) => parts(getComputedStyle(rect).fill));
-      const share = Number(getComputedStyle(cell).fillOpacity);
-      back = heat.map((value, i) => share * value + (1 - share) * base[i]);
-    } else if (element.closest("svg")) back = behind(document.body);
+    if (element.closest("svg")) {
+      back = behind(document.body);
+      const own = element.getBoundingClientRect();
+      const [x, y] = [own.left + own.width / 2, own.top + own.height / 2];
+      // what is painted below the text, from the bottom up: a panel, a cell of some opacity, a disc
+      for (const shape of element.closest("svg").querySelectorAll("path")) {
+        const box = shape.getBoundingClientRect();
+        const below = box.left < x && x < box.right && box.top < y && y < box.bottom;
+        const { fill, fillOpacity } = getComputedStyle(shape);
+        if (!below || fill === "none") continue;
+        back = parts(fill).map((value, i) => Number(fillOpacity) * value + (1 - Number(fillOpacity)) * back[i]);
+      }
+    }
     const ink = parts(element.closest("svg") ? style.fill : style.color);
     const [light, dark] = [luminance(ink), luminance(back)].sort((a, b) => b - a);
     found.push([(light + 0.05) / (dark + 0.05), element.textContent.trim().slice(0, 40)]);
@@ -128,7 +135,7 @@ def test_pointing_at_a_mark_shows_its_value(desktop: Opened) -> None:
         assert ":" in tip.text_content()
     desktop.page.mouse.move(2, 2)
     assert not tip.is_visible()
-    cell = desktop.page.locator(".mark", has=desktop.page.locator(".cell")).first
+    cell = desktop.page.locator(".mark.cell").first
     cell.hover()
     assert tip.text_content() == cell.get_attribute("aria-label")
     place, mark_place = tip.bounding_box(), cell.bounding_box()
@@ -217,4 +224,29 @@ def test_it_prints(browser: Any, report: Path, tmp_path: Path) -> None:
     found.page.emulate_media(media="print", color_scheme="dark")
     assert found.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not found.page.locator("nav").is_visible()
+    found.page.context.close()
+
+
+def test_tables_fit_the_page_with_long_names_of_domains(browser: Any, trained: Path, tmp_path: Path) -> None:
+    """At 1,300 pixels no table has to be scrolled, whatever users call their domains."""
+    long = "photographs_of_the_north_western_regional_hospital"
+    copy = tmp_path / "run"
+    shutil.copytree(trained, copy)
+    for name in ("evaluations.jsonl", "rounds.jsonl"):
+        file = copy / name
+        file.write_text(file.read_text(encoding="utf-8").replace("synthetic", long), encoding="utf-8")
+    found = opened(
+        browser,
+        write_report([copy], tmp_path / "report.html", images=False, checks=False),
+        viewport={"width": 1300, "height": 900},
+    )
+    found.page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    shown = found.page.locator("table", has_text=long)
+    assert shown.count() >= 2  # domains, users
+    wide = found.page.eval_on_selector_all(
+        ".scroll",
+        "found => found.filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.ariaLabel)",
+    )
+    assert wide == []
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= 1300
     found.page.context.close()

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedrbn.errors import StorageError
-from fedrbn.report.gather import find, read_result, read_run
+from fedrbn.report.gather import find, read_run
 from fedrbn.report.overview import ending, failures, remarks, settings_tables
+from fedrbn.reproduce.table_file import read_table
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_an_evaluation_whose_attack_is_not_described_is_refused(copied: Path) ->
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text('{"name": 1}', encoding="utf-8")
     with pytest.raises(StorageError, match=r"table.json.*expected a table of fedrbn reproduce"):
-        read_result(tmp_path)
+        read_table(tmp_path / "table.json")
 
 
 def test_settings_that_differ_come_first(trained: Path) -> None:

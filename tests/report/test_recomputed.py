@@ -54,7 +54,7 @@ def test_weights_are_summed_up_by_domain() -> None:
     """Receivers a1, a2, b1; donors a0, a9 and b0. Domain a takes (0.5+0.1 + 0.3+0.3)/2 = 0.6 from a, 0.4 from b."""
 
     def member(name: str, role: Role) -> Member:
-        return Member(name, name[0], role, 10)
+        return Member(name, name[0], role.duty, 10)
 
     found = Donations(
         tuple(member(name, Role.ST) for name in ("a1", "a2", "b1")),

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from fedrbn.config import ConfigError
-from fedrbn.reproduce import claims, claims_page, declarations, table
-from fedrbn.reproduce.claims import Check, Claim, CostCheck, Evidence, Gap, Outcome, Place, Verdict
+from fedrbn.reproduce import claims, claims_page, declarations, table, verdicts
+from fedrbn.reproduce.claims import Claim, CostCheck, Gap, Place, TableCheck
 from fedrbn.reproduce.differences import Difference
 from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.reproduce.scales import SCALES, Scale
 from fedrbn.reproduce.table import Number, Table
+from fedrbn.reproduce.verdicts import Outcome, TableEvidence, Verdict
 
 FEDRBN, FATBN = (Place("Digits", row, "20 %", "RA") for row in ("FedRBN λ=0.5", "FATBN"))
 GAP = Gap(FEDRBN, FATBN, by=0.0, one_seed=2.0)
@@ -24,16 +25,16 @@ CLAIM = Claim(
     place="Table 2",
     experiment="benchmark",
     scale="full",
-    checks=(Check(rows=(FEDRBN.row, FATBN.row), columns=("20 %",)),),
+    checks=(TableCheck(rows=(FEDRBN.row, FATBN.row), columns=("20 %",)),),
 )
 
 
-def evidence(ours: dict[int, float], theirs: dict[int, float], p: float | None = None) -> Evidence:
-    return Evidence({FEDRBN: ours, FATBN: theirs}, {} if p is None else {(FEDRBN, FATBN): p})
+def evidence(ours: dict[int, float], theirs: dict[int, float], p: float | None = None) -> TableEvidence:
+    return TableEvidence({FEDRBN: ours, FATBN: theirs}, {} if p is None else {(FEDRBN, FATBN): p})
 
 
 def outcome(ours: dict[int, float], theirs: dict[int, float], p: float | None = None, by: float = 0.0) -> Outcome:
-    found = claims.decided(replace(GAP, by=by), evidence(ours, theirs, p))
+    found = verdicts.decided(replace(GAP, by=by), evidence(ours, theirs, p))
     return Outcome.MISSING if found is None else found.outcome
 
 
@@ -53,7 +54,7 @@ def write(
 
 
 def verdict(results: Path) -> Verdict:
-    return claims_page.of_tables(CLAIM, claims.tables(results)).verdict
+    return claims_page.of_tables(CLAIM, verdicts.tables(results)).verdict
 
 
 def test_every_claim_names_cells_of_its_experiment() -> None:
@@ -78,14 +79,14 @@ def test_names_of_claims_are_unique() -> None:
 
 
 def test_the_first_row_is_compared_with_each_other_in_each_column() -> None:
-    found = claims.gaps(Check(rows=("a", "b", "c"), columns=("x", "y")))
+    found = claims.gaps(TableCheck(rows=("a", "b", "c"), columns=("x", "y")))
     pairs = [(gap.more.row, gap.less.row, gap.less.column) for gap in found if gap.more]
     assert pairs == [("a", "b", "x"), ("a", "c", "x"), ("a", "b", "y"), ("a", "c", "y")]
     assert all(gap.decides for gap in found)
 
 
 def test_falling_is_decided_by_its_ends_and_no_step_may_rise() -> None:
-    found = claims.gaps(Check(rows=("a",), along="columns", columns=("5", "10", "50"), rule="falling"))
+    found = claims.gaps(TableCheck(rows=("a",), along="columns", columns=("5", "10", "50"), rule="falling"))
     assert [(gap.more.column, gap.less.column, gap.decides) for gap in found if gap.more] == [
         ("5", "50", True),
         ("5", "10", False),
@@ -95,7 +96,7 @@ def test_falling_is_decided_by_its_ends_and_no_step_may_rise() -> None:
 
     def together(five: float, ten: float, fifty: float) -> Outcome:
         numbers = {place["5"]: {1: five}, place["10"]: {1: ten}, place["50"]: {1: fifty}}
-        return claims.together(found, [claims.decided(gap, Evidence(numbers, {})) for gap in found])
+        return verdicts.together(found, [verdicts.decided(gap, TableEvidence(numbers, {})) for gap in found])
 
     assert together(50, 49, 40) is Outcome.HOLDS  # a step of 1 point is too small to count either way
     assert together(50, 53, 40) is Outcome.OPPOSITE  # it rises by 3 points first
@@ -132,9 +133,9 @@ def test_a_margin_is_part_of_the_comparison() -> None:
 
 
 def test_a_number_below_zero() -> None:
-    (gap,) = claims.gaps(Check(rows=("ρ",), metrics=("similarity",), rule="negative", one_seed=0.56))
+    (gap,) = claims.gaps(TableCheck(rows=("ρ",), metrics=("similarity",), rule="negative", one_seed=0.56))
     for value, expected in ((-0.6, Outcome.HOLDS), (-0.5, Outcome.UNCLEAR), (0.6, Outcome.OPPOSITE)):
-        found = claims.decided(gap, Evidence({gap.less: {1: value}}, {}))
+        found = verdicts.decided(gap, TableEvidence({gap.less: {1: value}}, {}))
         assert found is not None
         assert found.outcome is expected
 
@@ -164,9 +165,9 @@ def test_verdicts(pixel: float | None, released: float | None, expected: Verdict
 def test_tables_of_another_scale_or_of_an_earlier_one_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, {1: 52.0}, {1: 40.0}, scale=replace(SCALES["cpu"], about="a third of the paper's images"))
     write(tmp_path, {1: 52.0}, {1: 40.0}, scale=SCALES["smoke"])
-    assert not claims.tables(tmp_path)
+    assert not verdicts.tables(tmp_path)
     write(tmp_path, {1: 52.0}, {1: 40.0}, scale=SCALES["cpu"])
-    assert list(claims.tables(tmp_path)) == [("benchmark", "cpu", "pixel")]
+    assert list(verdicts.tables(tmp_path)) == [("benchmark", "cpu", "pixel")]
     assert verdict(tmp_path) is Verdict.HOLDS
 
 
@@ -184,11 +185,11 @@ def test_the_larger_scale_decides_if_it_is_complete(tmp_path: Path) -> None:
 
 
 def test_a_claim_of_which_some_cells_are_missing_can_be_contradicted_but_not_hold(tmp_path: Path) -> None:
-    more = CLAIM.model_copy(update={"checks": (Check(rows=(FEDRBN.row, FATBN.row, "FATAvg"), columns=("20 %",)),)})
+    more = CLAIM.model_copy(update={"checks": (TableCheck(rows=(FEDRBN.row, FATBN.row, "FATAvg"), columns=("20 %",)),)})
     write(tmp_path, {1: 52.0}, {1: 40.0})
-    assert claims_page.of_tables(more, claims.tables(tmp_path)).verdict is Verdict.NOT_MEASURED
+    assert claims_page.of_tables(more, verdicts.tables(tmp_path)).verdict is Verdict.NOT_MEASURED
     write(tmp_path, {1: 30.0}, {1: 40.0})
-    assert claims_page.of_tables(more, claims.tables(tmp_path)).verdict is Verdict.CONTRADICTED
+    assert claims_page.of_tables(more, verdicts.tables(tmp_path)).verdict is Verdict.CONTRADICTED
 
 
 def test_the_tables_own_test_is_read(tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ def test_attacks_in_pixels_are_not_asked_for_under_another_threat_model(tmp_path
 def test_the_paper_contradicts_itself_on_small_batches() -> None:
     # its text says more SA with smaller batches; its table has FATBN at 83.9 for B = 10 and 85.8 for B = 50
     (claim,) = [claim for claim in claims.read() if claim.name == "small-batches"]
-    found = claims.as_printed(claim)
+    found = verdicts.as_printed(claim)
     assert found is not None
     assert found.outcome is Outcome.OPPOSITE
 
@@ -223,7 +224,7 @@ def test_the_paper_contradicts_itself_on_small_batches() -> None:
 def test_costs_are_counted() -> None:
     pnc, st = ({"method": {"name": "fedrbn", "lam": lam}, "model": {"width": 0.25}} for lam in (0.5, 0.0))
     check = CostCheck(count="image of an ST user", of=pnc, over=st, at_most=2.1, paper=2.0)
-    assert claims.ratio(check) == 2  # 6 passes and 3
+    assert verdicts.ratio(check) == 2  # 6 passes and 3
     claim = Claim(name="cost", text="It doubles.", place="Section 4.3", cost=check)
     assert claims_page.of_cost(claim, check).verdict is Verdict.HOLDS
     dearer = check.model_copy(update={"at_most": 1.5})

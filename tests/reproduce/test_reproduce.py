@@ -7,7 +7,9 @@ import io
 import json
 import math
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -18,6 +20,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from fedrbn.attacks import attack_named, described
 from fedrbn.cli import app
 from fedrbn.config import ConfigError, Experiment, FirstDomains
 from fedrbn.cost.count import without_images
@@ -36,8 +39,8 @@ from fedrbn.runs.directory import RunDirectory
 
 NAMES = declarations.names()
 OURS = (
-    "bn-clusters", "bn-shift", "choices", "domains", "fedrob-choice", "plus", "plus-choice", "plus-parts", "strong",
-    "transfer",
+    "bn-clusters", "bn-shift", "budgets", "choices", "domains", "fedrob-choice", "plus", "plus-choice", "plus-parts",
+    "strong", "transfer",
 )  # fmt: skip
 """Those that are not the paper's."""
 SMOKE = SCALES["smoke"]
@@ -484,11 +487,14 @@ def test_an_evaluation_of_another_branch_or_other_images_is_not_taken_for_the_ta
 ) -> None:
     path = shutil.copytree(trained, tmp_path / "run")
     (first,) = RunDirectory.open(path).records("evaluations.jsonl")
+    text, another = "pgd-20:eps=16/255", "what an earlier version called it"
+    attack = {**first["attacks"][first["attack"]], "settings": described(attack_named(text))}
     for change in ({"deployment": "clean"}, {"samples_digest": "other"}, {}):
-        assert reading.under_attacks(path, ["fgsm"]) is None
-        record = {**first, "attack": "fgsm", "attacks": {"fgsm": first["attacks"][first["attack"]]}, **change}
+        assert reading.under_attacks(path, [text]) is None
+        record = {**first, "attack": another, "attacks": {another: attack}, **change}
         RunDirectory.open(path).append("evaluations.jsonl", record)
-    assert reading.under_attacks(path, ["fgsm"]) == EvaluationRecord.from_json(record)
+    assert reading.under_attacks(path, [text]) == EvaluationRecord.from_json(record)
+    assert reading.value(path, f"ra[{text}]", [text]) == 100 * first["mean"]["ra"], "known by its settings"
 
 
 def test_a_rows_own_option_must_be_one_of_its_method() -> None:
@@ -506,11 +512,6 @@ def test_attacks_in_pixels_are_not_shown_as_those_of_the_released_code() -> None
 def test_experiments_that_name_objects_are_found_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = str(Path(declarations.__file__).parents[3])
-    monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", root)])
-    monkeypatch.delitem(sys.modules, "experiments.ours.parts", raising=False)
-    monkeypatch.delitem(sys.modules, "experiments.ours", raising=False)
-    monkeypatch.delitem(sys.modules, "experiments", raising=False)
     monkeypatch.chdir(tmp_path)
     assert experiment_cells.cells(declarations.read("plus-parts"), SMOKE)
 
@@ -604,6 +605,27 @@ def test_the_list_shows_every_experiment() -> None:
     result = CliRunner().invoke(app, ["reproduce", "--list"])
     assert result.exit_code == 0
     assert all(name in result.stdout for name in NAMES)
+    assert "Section 5.2, Table 2" in result.stdout
+
+
+def test_the_list_needs_neither_torch_nor_the_latex_source() -> None:
+    """It answers at once: nothing is counted. No label of the source is printed."""
+    code = (
+        "import sys\nfrom fedrbn.cli import main\nsys.argv = ['fedrbn', 'reproduce', '--list']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'numpy', 'scipy'} & sys.modules.keys()\nsys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "benchmark" in done.stdout
+    places = [declarations.read(name).place for name in declarations.names()]
+    assert not [place for place in places if re.search(r"tbl:|tab:|fig:|thm:|sec:|commented", place)]
+
+
+def test_the_list_of_one_experiment_shows_its_runs_and_times() -> None:
+    result = CliRunner().invoke(app, ["reproduce", "single-domain", "--list"])
+    assert result.exit_code == 0, result.output
+    assert all(scale in result.stdout for scale in SCALES)
     assert "assumed" in result.stdout
 
 

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from fedrbn.config import Experiment
 from fedrbn.errors import StorageError
 from fedrbn.federated.protocol import ServerState
+from fedrbn.files import write_atomically
 from fedrbn.runs.checkpoint import Best
-from fedrbn.runs.directory import RunDirectory, StorageWarning, write_atomically
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.recovery import StorageWarning, recover
 from fedrbn.types import Member, Role
 
 
@@ -119,8 +121,8 @@ def test_places_that_are_no_run_are_refused(tmp_path: Path) -> None:
             RunDirectory.create(place, Experiment(), force=force)
     with pytest.raises(StorageError, match="cannot be written"):
         RunDirectory.create(file / "below", Experiment())
-    for place in (tmp_path / "photos", tmp_path / "missing"):
-        with pytest.raises(StorageError, match="holds no run"):
+    for place, cause in ((tmp_path / "photos", "holds no run"), (tmp_path / "missing", "which does not exist")):
+        with pytest.raises(StorageError, match=cause):
             RunDirectory.open(place)
 
 
@@ -193,7 +195,7 @@ def test_a_checkpoint_of_another_version_is_refused_even_if_an_older_one_is_ther
     directory.save("last", state(3), None)
     newer = safetensors.torch.save({"w": torch.ones(2)}, metadata={"fedrbn": json.dumps({"format": "fedrbn-state/9"})})
     (directory.path / "last.safetensors").write_bytes(newer)
-    for use in (directory.recover, lambda: directory.checkpoint("last")):
+    for use in (lambda: recover(directory), lambda: directory.checkpoint("last")):
         with pytest.raises(StorageError, match=r"of format 'fedrbn-state/9'.*fedrbn-state/2\. Use the version"):
             use()
 
@@ -252,11 +254,11 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_it_used(directory:
     write(directory, (1, 1), (2, 1), (3, 1))
     damage(directory, "last")
     with pytest.warns(StorageWarning, match=r"digest is not that of its content.*The run goes on from round 2"):
-        directory.recover()
+        recover(directory)
     assert rounds_in(directory) == (2, 1)
     assert [record["round"] for record in directory.records("rounds.jsonl")] == [1, 2]
     write(directory, (3, 1))
-    directory.recover()
+    recover(directory)
     assert rounds_in(directory) == (3, 1)
 
 
@@ -264,7 +266,7 @@ def test_a_missing_last_checkpoint_is_the_one_before_it(directory: RunDirectory)
     """As after a kill between the two renames of a save."""
     write(directory, (1, 1), (2, 1))
     (directory.path / "last.safetensors").replace(directory.path / "last.previous.safetensors")
-    directory.recover()
+    recover(directory)
     assert rounds_in(directory) == (2, 1)
 
 
@@ -272,13 +274,13 @@ def test_a_best_state_of_a_round_that_was_not_finished_is_taken_back(directory: 
     write(directory, (1, 1), (2, 1))
     for _ in range(3):  # killed again and again after the best state of round 3 is written and before the last one is
         directory.save("best", state(3), Best(3, 0.3))
-        directory.recover()
+        recover(directory)
         assert rounds_in(directory) == (2, 1)
 
 
 def test_a_best_state_before_the_first_round_was_finished_is_dropped(directory: RunDirectory) -> None:
     directory.save("best", state(1), Best(1, 0.1))
-    directory.recover()
+    recover(directory)
     assert rounds_in(directory) == (None, None)
 
 
@@ -287,7 +289,7 @@ def test_with_a_damaged_best_state_the_run_goes_back_behind_it(directory: RunDir
     write(directory, (1, 1), (2, 1), (3, 3))
     damage(directory, "best")
     with pytest.warns(StorageWarning, match=r"best\.safetensors.*goes on from round 2"):
-        directory.recover()
+        recover(directory)
     assert rounds_in(directory) == (2, 1)
 
 
@@ -297,7 +299,7 @@ def test_nothing_whole_is_refused_and_nothing_removed(directory: RunDirectory) -
     damage(directory, "last.previous")
     before = {path.name: path.read_bytes() for path in directory.path.glob("*.safetensors")}
     with pytest.raises(StorageError, match=r"last\.safetensors, which cannot be read.*remove it and continue"):
-        directory.recover()
+        recover(directory)
     assert {path.name: path.read_bytes() for path in directory.path.glob("*.safetensors")} == before
 
 
@@ -305,7 +307,7 @@ def test_a_best_state_that_is_gone_is_refused(directory: RunDirectory) -> None:
     write(directory, (1, 1), (2, 1), (3, 1))
     (directory.path / "best.safetensors").unlink()
     with pytest.raises(StorageError, match=r"without the best state.*from the beginning, to the same result"):
-        directory.recover()
+        recover(directory)
 
 
 @contextlib.contextmanager
@@ -323,7 +325,7 @@ WRITES: dict[str, Callable[[RunDirectory], None]] = {
     "last": lambda directory: directory.save("last", state(3), None),
     "best": lambda directory: directory.save("best", state(3), None),
     "answers": lambda directory: directory.save_tensors("answers.safetensors", {"a": torch.ones(500)}),
-    "description": lambda d: d.describe([Member("pen-0", "pen", Role.AT, 12)] * 9, ["0"], (3, 28, 28)),
+    "description": lambda d: d.describe([Member("pen-0", "pen", Role.AT.duty, 12)] * 9, ["0"], (3, 28, 28)),
     "line": lambda directory: directory.append("rounds.jsonl", {"round": 3, "clients": "x" * 500}),
 }
 
@@ -341,7 +343,7 @@ def test_a_full_disk_is_an_error_with_a_remedy_and_what_was_there_stays(director
     assert after.keys() == before.keys(), "no half-written file is left"
     assert after.pop("rounds.jsonl").startswith(before.pop("rounds.jsonl")), "a line may be cut off"
     assert after == before
-    directory.recover()
+    recover(directory)
     assert [record["round"] for record in directory.records("rounds.jsonl")] == [1, 2]
 
 
@@ -393,7 +395,7 @@ def test_recovery_drops_what_the_checkpoint_does_not_know(directory: RunDirector
     (directory.path / ".last.safetensors.x1.tmp").write_bytes(b"half")
     (directory.path / "answers").mkdir()
     (directory.path / "answers" / ".0.safetensors.x1.tmp").write_bytes(b"half")
-    directory.recover()
+    recover(directory)
     assert [record["round"] for record in directory.records("rounds.jsonl")] == [1, 2, 3]
     assert list(directory.path.rglob("*.tmp")) == []
     directory.append("rounds.jsonl", {"round": 4})
@@ -402,7 +404,7 @@ def test_recovery_drops_what_the_checkpoint_does_not_know(directory: RunDirector
 
 def test_recovery_without_a_checkpoint_starts_from_nothing(directory: RunDirectory) -> None:
     directory.append("rounds.jsonl", {"round": 1})
-    directory.recover()
+    recover(directory)
     assert directory.records("rounds.jsonl") == []
 
 
@@ -410,13 +412,13 @@ def test_an_evaluation_cut_off_does_not_spoil_the_next(directory: RunDirectory) 
     directory.append("evaluations.jsonl", {"number": 0})
     with (directory.path / "evaluations.jsonl").open("a") as file:
         file.write('{"number": 1, "mea')
-    directory.recover()
+    recover(directory)
     directory.append("evaluations.jsonl", {"number": 2})
     assert [record["number"] for record in directory.records("evaluations.jsonl")] == [0, 2]
 
 
 def test_the_description_of_the_federation(directory: RunDirectory) -> None:
-    members = (Member("pen-0", "pen", Role.AT, 12), Member("pen-1", "pen", Role.ST, 9))
+    members = (Member("pen-0", "pen", Role.AT.duty, 12), Member("pen-1", "pen", Role.ST.duty, 9))
     directory.describe(members, ["0", "1"], (3, 28, 28))
     assert directory.description() == (members, ("0", "1"), (3, 28, 28))
 

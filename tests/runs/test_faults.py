@@ -20,8 +20,9 @@ from fedrbn.federated.server import initial_state, round_of
 from fedrbn.federated.uploads.collection import TooFewClientsError
 from fedrbn.nets import build
 from fedrbn.runs import train as runs
-from fedrbn.runs.directory import RunDirectory, StorageWarning
+from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.display import Display
+from fedrbn.runs.recovery import StorageWarning, recover
 from runs.test_train import Noting, assert_same_run
 
 Make = Callable[..., Experiment]
@@ -45,7 +46,7 @@ def train(
     assembly = assemble(experiment)
     directory = RunDirectory.open(path) if path.exists() else RunDirectory.create(path, assembly.experiment)
     with directory.locked(), assembly.executor(directory.clients) as execute:
-        directory.recover()
+        recover(directory)
         if watcher:
             watcher.training(assembly, 0)
         return runs.train_and_evaluate(assembly, directory, failing(execute, when), watcher)
@@ -184,3 +185,19 @@ def test_a_deadline_needs_processes_that_can_be_given_up(tiny: Make) -> None:
         assert len(set(multiprocessing.active_children()) - before) == 1
     with pytest.raises(ConfigError, match=r"faults\.on_too_few"):
         tiny(faults={"on_too_few": "panic"})
+
+
+@pytest.mark.parametrize(("secret", "times"), [(True, 4), (False, 3)])
+def test_a_round_repeated_after_a_stop_is_counted_by_the_accountant(
+    secret: bool, times: int, tiny: Make, tmp_path: Path
+) -> None:
+    """Three rounds, of which the second is stopped and repeated: four releases, if the noise is new each time."""
+    pytest.importorskip("opacus")
+    privacy = {"statistics_noise": 1e-3, "statistics_clip": 1e-6, "secret": secret}
+    chosen = tiny(train={"rounds": 3}, privacy=privacy)
+    with pytest.raises(TooFewClientsError):
+        train(chosen, tmp_path / "run", lambda round_, job: round_.number == 1 and isinstance(job, Train))
+    record = train(chosen, tmp_path / "run", lambda round_, job: False)
+    assert record["privacy"]["releases"] == [{"what": "statistics", "noise_multiplier": 1e-3, "times": times}]
+    last = RunDirectory.open(tmp_path / "run").records("rounds.jsonl")[-1]
+    assert last["privacy"] == record["privacy"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedrbn.evaluation.records import RoundRecord
-from fedrbn.runs.history import RoundEntry, RoundHistory, round_entry, sparkline
+from fedrbn.runs.history import RoundHistory, sparkline
 from fedrbn.types import Role
 
 ROLES = {"a": Role.AT, "b": Role.ST, "c": Role.ST}
@@ -43,16 +43,19 @@ def test_long_sparklines_average_neighbours() -> None:
     assert len(sparkline([*range(300)], width=24)) == 24
 
 
-def test_a_chapter_counts_who_took_part_and_who_failed() -> None:
+def test_a_round_counts_who_took_part_and_who_failed() -> None:
     failures = [{"client": "c", "round": 3, "cause": "x"}, {"client": "c", "round": 3, "cause": "again"}]
     validation = {"score": 0.4, "ra_at": 0.2, "sa_st": 0.5}
-    told = round_entry(record(3, failures=failures, validation=validation), ROLES)
-    assert told == RoundEntry(3, 2.0, at=1, st=1, failed=1, loss=1.5, ra_at=0.2, sa_st=0.5)
+    told = record(3, failures=failures, validation=validation)
+    history = RoundHistory(10, ROLES).after([told])
+    assert [history.took_part(told, role) for role in (Role.AT, Role.ST)] == [1, 1]
+    assert (told.failed, told.loss, told.ra_at, told.sa_st) == (1, 1.5, 0.2, 0.5)  # (1 + 2)/2
 
 
 def test_a_round_without_validation_and_without_uploads() -> None:
-    told = round_entry(RoundRecord(round=1, clients={}, seconds=1.0, validation=None), ROLES)
-    assert told == RoundEntry(1, 1.0, at=0, st=0, failed=0)
+    told = RoundRecord(round=1, clients={}, seconds=1.0, validation=None)
+    assert [RoundHistory(10, ROLES).took_part(told, role) for role in (Role.AT, Role.ST)] == [0, 0]
+    assert (told.failed, told.loss, told.ra_at, told.sa_st) == (0, None, None, None)
 
 
 def test_time_left_is_what_recent_rounds_took() -> None:

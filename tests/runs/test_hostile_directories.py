@@ -36,6 +36,7 @@ FILES = (
     "last.previous.safetensors",
     "best.safetensors",
     "best.previous.safetensors",
+    "rounds.csv",
     "answers/0.safetensors",
     "clients/plain-0/1.safetensors",
 )

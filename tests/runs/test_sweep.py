@@ -11,7 +11,7 @@ import pytest
 
 from fedrbn.config import ConfigError, Experiment
 from fedrbn.runs.directory import RunDirectory
-from fedrbn.runs.sweep import Cell, Setting, cells, complete
+from fedrbn.runs.sweep import Setting, SweepCell, cells, complete
 
 LAM: Setting = ("method", "lam", [0, 0.5, 1])
 
@@ -71,10 +71,10 @@ def test_cells_start_from_the_settings_of_the_file() -> None:
 
 
 def test_a_finished_run_is_used_again(tmp_path: Path, tiny: Callable[..., Experiment]) -> None:
-    cell = Cell("fatbn", tiny(method={"name": "fatbn"}, train={"rounds": 1}))
+    cell = SweepCell("fatbn", tiny(method={"name": "fatbn"}, train={"rounds": 1}))
     first = complete(cell, tmp_path)
     (path,) = tmp_path.iterdir()
-    assert path.name == f"fatbn-{cell.experiment.key()}"
+    assert path.name == f"fatbn-seed1-{cell.experiment.key()}"
     written = (path / "last.safetensors").stat().st_mtime_ns
     assert complete(cell, tmp_path) == json.loads(json.dumps(first))
     assert (path / "last.safetensors").stat().st_mtime_ns == written

@@ -18,7 +18,8 @@ from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.protocol import Result
 from fedrbn.runs.directory import RunDirectory
-from fedrbn.runs.tracking import TensorBoard, Watchers, scalars
+from fedrbn.runs.tracking import TensorBoard, scalars
+from fedrbn.runs.watcher import Watchers
 from fedrbn.types import Role
 
 

@@ -18,7 +18,7 @@ import torch
 
 import fedrbn
 from fedrbn.config import ConfigError, Experiment
-from fedrbn.errors import FederationError, StorageError
+from fedrbn.errors import FederationError, HardwareError, StorageError
 from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.federated.protocol import Answers, Result, Upload
@@ -147,6 +147,42 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(trained: Path, t
     assert one is not None
     assert other is not None
     assert not torch.equal(one.state.shared["network.fc1.weight"], other.state.shared["network.fc1.weight"])
+
+
+def test_a_run_that_is_continued_keeps_the_precision_of_its_records(
+    trained: Path, tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins where bfloat16 is not worth it and is continued where `auto` would take it."""
+    monkeypatch.setattr("fedrbn.hardware.bfloat16_gain", lambda: 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(tiny(run={"precision": "auto"}), tmp_path / "run", watcher=Noting(stop_after=1))
+    monkeypatch.setattr("fedrbn.hardware.bfloat16_gain", lambda: 2.0)
+    record = runs.resume(tmp_path / "run")
+    directory = RunDirectory.open(tmp_path / "run")
+    assert [line["precision"] for line in directory.records("rounds.jsonl")] == ["float32"] * 4
+    assert record["precision"] == "float32"
+    ours, theirs = directory.checkpoint("last"), RunDirectory.open(trained).checkpoint("last")
+    assert ours is not None
+    assert theirs is not None
+    assert all(torch.equal(tensor, theirs.state.shared[name]) for name, tensor in ours.state.shared.items())
+
+
+def test_a_run_in_bfloat16_is_not_continued_where_there_is_none(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedrbn.hardware.bfloat16_gain", lambda: 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(tiny(run={"precision": "auto"}), tmp_path / "run", watcher=Noting(stop_after=1))
+    lines = tmp_path / "run" / "rounds.jsonl"
+    lines.write_text(
+        lines.read_text()
+        .replace('"precision":"float32"', '"precision":"bfloat16"')
+        .replace('"precision": "float32"', '"precision": "bfloat16"')
+    )
+    with pytest.raises(
+        HardwareError, match=r"trained in bfloat16 so far, on a device that cannot .* Continue it there"
+    ):
+        runs.resume(tmp_path / "run")
 
 
 @pytest.mark.parametrize("stop", [1, 2])
@@ -289,7 +325,7 @@ def test_divergence_ends_the_run_with_the_client_and_a_remedy(tiny: Make, tmp_pa
     [
         ({"federation": {"participants": 11}}, "participants = 11; expected at most the 10 users"),
         ({"train": {"aggregation": "medain"}}, "train.aggregation 'medain'"),
-        ({"train": {"aggregation": "math:pi"}}, "which is float; expected a function"),
+        ({"train": {"aggregation": "math:pi"}}, "which is float; expected .shared, contributions. -> shared"),
         ({"method": {"name": "fatavg", "lam": 0.5}}, "method.lam"),
         ({"federation": {"at": "pem"}}, "Did you mean pen"),
         ({"model": {"name": "digit"}}, "Did you mean 'digits'"),

@@ -133,7 +133,7 @@ def test_held_while_locked(begun: RunDirectory) -> None:
 
 
 def test_rounds_of_free_training_are_fewer(tiny: Callable[..., Experiment]) -> None:
-    members = (Member("a", "x", Role.AT, 8), Member("b", "x", Role.ST, 8))
+    members = (Member("a", "x", Role.AT.duty, 8), Member("b", "x", Role.ST.duty, 8))
     assert planned_rounds(tiny(train={"rounds": 7}), members) == 7
     free = tiny(train={"rounds": 7}, method={"name": "fatbn-free", "replays": 2})
     assert planned_rounds(free, members) == 4  # ⌈7 / 2⌉

@@ -30,7 +30,7 @@ def script() -> Iterator[ModuleType]:
 
 
 def declared(name: str) -> dict[str, Any]:
-    return tomllib.loads((ROOT / "experiments" / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((ROOT / "benchmarks" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("name", "cells"), [("byzantine", 5 * 7 + 5 * 5), ("privacy", 8 + 3)])

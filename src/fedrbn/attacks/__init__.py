@@ -3,7 +3,7 @@
 from fedrbn.attacks.autoattack import AutoAttack
 from fedrbn.attacks.corruptions import Corruption, Oblivious
 from fedrbn.attacks.local_search import LocalSearch
-from fedrbn.attacks.named import attack_named, epsilon
+from fedrbn.attacks.named import attack_named, described, epsilon, with_eps
 from fedrbn.attacks.pgd import PGD
 from fedrbn.attacks.protocols import Attack, Logits, LogitsAttack, Loss, Margin, Untargeted
 from fedrbn.attacks.threat import from_config
@@ -21,6 +21,8 @@ __all__ = [
     "Oblivious",
     "Untargeted",
     "attack_named",
+    "described",
     "epsilon",
     "from_config",
+    "with_eps",
 ]

@@ -63,7 +63,7 @@ class AutoAttack:
             if not valid:
                 raise AttackError(f"got {got}; expected {expected}. Change this setting of AutoAttack.")
         if importlib.util.find_spec("pyautoattack") is None:
-            raise ImportError(
+            raise AttackError(
                 "got no package pyautoattack; expected it, because AutoAttack is its code. "
                 "Install it: pip install 'fedrbn[attacks]'"
             )

@@ -7,41 +7,83 @@ attacks or corruptions (`FAMILIES`), or your own as `package.module:object`. Bot
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, cast, get_origin, get_type_hints
 
-from fedrbn.attacks.autoattack import AutoAttack
-from fedrbn.attacks.pgd import PGD
 from fedrbn.attacks.protocols import Attack, LogitsAttack, Untargeted
-from fedrbn.attacks.threat import accepts
+from fedrbn.attacks.threat import from_config
+from fedrbn.builtin import BuiltIn
 from fedrbn.builtin.attacks import FAMILIES, ON_LOSS, PAPER
-from fedrbn.config.plugins import is_reference, resolve, unknown
+from fedrbn.config import AttackConfig
+from fedrbn.config.plugins import accepts, is_reference, resolve, unknown
+from fedrbn.config.text import nearest
 from fedrbn.errors import AttackError
 
 
-def attack_named(text: str) -> LogitsAttack:
-    """The attack, called as `attack(logits, x, y, generator)`, that a text describes."""
+def attack_named(text: str, run: AttackConfig | None = None) -> LogitsAttack:
+    """The attack, called as `attack(logits, x, y, generator)`, that a text describes.
+
+    `run` is the attack of the run that is evaluated: ε is its ε where the text gives none, and an attack of one's own
+    that is made from a config is made from this one, as for training.
+    """
+    run = run or AttackConfig()
     text = text.strip()
+    if _is_own(text):
+        return _plugged_in(text, run)
+    name, given = _parsed(with_eps(text, run.eps))
+    return _built(name, given, text)
+
+
+def with_eps(text: str, eps: float) -> str:
+    """The text with ε written out, if the attack has one and the text does not give it: `pgd-20:eps=8/255`."""
+    text = text.strip()
+    if _is_own(text):
+        return text
+    name, given = _parsed(text)
+    if "eps" in given or "eps" not in readers(name):
+        return text
+    return f"{text}{',' if ':' in text else ':'}eps={in_pixels(eps)}"
+
+
+def in_pixels(eps: float) -> str:
+    """A length as the field writes it, 8/255, where that is exact."""
+    text = f"{255 * eps:g}"
+    return f"{text}/255" if float(text) / 255 == eps else repr(eps)
+
+
+def described(attack: LogitsAttack) -> str:
+    """What an attack is, in full: two texts of one attack have the same description."""
+    return repr(attack.attack if isinstance(attack, Untargeted) else attack)
+
+
+def _is_own(text: str) -> bool:
+    """Whether a text names an object of one's own: `pgd:steps` is a built-in attack with a mistake in its settings."""
+    name = text.partition(":")[0]
+    return name not in PAPER and name not in FAMILIES and is_reference(text)
+
+
+def _parsed(text: str) -> tuple[str, dict[str, str]]:
+    """The family that a text names, and its settings."""
     name, _, settings = text.partition(":")
-    if name in PAPER:
-        family, _, given = PAPER[name].partition(":")
-        return _built(family, _settings(given, text) | _settings(settings, text), text)
-    if name in FAMILIES:
-        return _built(name, _settings(settings, text), text)
-    if is_reference(text):
-        return _plugged_in(text)
-    raise unknown("attack", name, (*PAPER, *FAMILIES))
+    if name not in PAPER and name not in FAMILIES:
+        raise unknown("attack", name, (*PAPER, *FAMILIES))
+    family, _, usual = PAPER.get(name, name).partition(":")
+    return family, _settings(usual, text) | _settings(settings, text)
 
 
 def epsilon(attack: LogitsAttack) -> float | None:
     """The L∞ radius that bounds an attack, for records; None if none does (local search, corruptions, one's own)."""
-    match attack:
-        case Untargeted(attack=PGD(eps=eps)) | AutoAttack(eps=eps):
-            return eps
-        case _:
-            return None
+    value: object = attack.attack if isinstance(attack, Untargeted) else attack
+    eps: float | None = getattr(value, "eps", None) if type(value) in classes(FAMILIES).values() else None
+    return eps
+
+
+def classes(table: Mapping[str, BuiltIn]) -> dict[str, type[Any]]:
+    """The classes of the attacks that the entries of a table make, by their names."""
+    makers = [entry.load() for entry in table.values()]
+    made = [maker if isinstance(maker, type) else get_type_hints(maker)["return"] for maker in makers]
+    return {each.__name__: each for each in made}
 
 
 Read: TypeAlias = Callable[[str], Any]
@@ -95,8 +137,8 @@ def _built(name: str, given: Mapping[str, str], whole: str) -> LogitsAttack:
     arguments = {}
     for key, value in given.items():
         if key not in settings:
-            nearest = difflib.get_close_matches(key, settings, n=1, cutoff=0.4)
-            guess = f" Did you mean {nearest[0]!r}?" if nearest else " Remove it."
+            meant = nearest(key, settings, cutoff=0.4)
+            guess = f" Did you mean {meant!r}?" if meant else " Remove it."
             raise AttackError(
                 f"got setting {key!r} in attack {whole!r}; expected {', '.join(settings)} for {name}.{guess}"
             )
@@ -112,14 +154,11 @@ def _built(name: str, given: Mapping[str, str], whole: str) -> LogitsAttack:
     return Untargeted(made) if name in ON_LOSS else cast(LogitsAttack, made)
 
 
-def _plugged_in(name: str) -> LogitsAttack:
-    """One's own attack: on logits, called with four arguments, or on a loss, called with three."""
+def _plugged_in(name: str, run: AttackConfig) -> LogitsAttack:
+    """One's own attack: on logits, called with four arguments; or what `attack.name` takes, which is on a loss."""
     found = resolve(name)
     if accepts(found, 4):
         return cast(LogitsAttack, found)
     if accepts(found, 3):
         return Untargeted(cast(Attack, found))
-    raise AttackError(
-        f"got {found!r} from attack {name!r}; expected an attack, called as (logits, x, y, generator) or as "
-        "(loss, x, generator). Check which object the name points to."
-    )
+    return Untargeted(from_config(run.model_copy(update={"name": name})))

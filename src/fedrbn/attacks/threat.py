@@ -11,7 +11,7 @@ from fedrbn.attacks.pgd import PGD
 from fedrbn.attacks.protocols import Attack
 from fedrbn.builtin.attacks import ON_LOSS
 from fedrbn.config import AttackConfig
-from fedrbn.config.plugins import is_reference, resolve, unknown
+from fedrbn.config.plugins import accepts, is_reference, resolve, unknown, wrong_signature
 from fedrbn.errors import AttackError
 
 
@@ -64,19 +64,5 @@ def _plugged_in(config: AttackConfig) -> Attack:
             "the name point to a function that takes the AttackConfig and builds the attack for its threat model."
         )
     if not accepts(found, 3):
-        raise AttackError(
-            f"got {found!r} from attack.name {config.name!r}; expected an attack, called as (loss, x, generator), "
-            "or a function that takes the AttackConfig and returns one. Check which object the name points to."
-        )
+        raise AttackError(wrong_signature("attack", config.name, found))
     return cast(Attack, found)
-
-
-def accepts(found: object, arguments: int) -> bool:
-    """Whether this is a callable that takes so many positional arguments."""
-    if not callable(found):
-        return False
-    try:
-        inspect.signature(found).bind(*[None] * arguments)
-    except (TypeError, ValueError):
-        return False
-    return True

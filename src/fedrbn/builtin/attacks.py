@@ -34,19 +34,29 @@ CORRUPTIONS: Mapping[str, BuiltIn] = {
 """Common corruptions, which know nothing of the network: for evaluation only."""
 
 PAPER: Mapping[str, str] = {
-    "pgd-7": "pgd:steps=7,eps=8/255,step=2/255",
-    "pgd-20": "pgd:steps=20,eps=16/255,step=2/255",
-    "pgd-100": "pgd:steps=100,eps=8/255,step=2/255",
-    "mia-20": "mia:steps=20,eps=16/255,step=2/255",
-    "mia-100": "mia:steps=100,eps=8/255,step=2/255",
-    "aa": "autoattack:eps=8/255,version=standard",
+    "pgd-7": "pgd:steps=7,step=2/255",
+    "pgd-20": "pgd:steps=20,step=2/255",
+    "pgd-100": "pgd:steps=100,step=2/255",
+    "mia-20": "mia:steps=20,step=2/255",
+    "mia-100": "mia:steps=100,step=2/255",
+    "aa": "autoattack:version=standard",
     "lsa-7": "lsa:rounds=7",
 }
-"""The attacks of the paper, of its training (pgd-7) and of its table of attacks.
+"""The attacks of the paper, of its training (pgd-7) and of its table of attacks; ε is the run's own unless given.
 
 The paper gives the step of 2/255 for 7 steps only. It is kept for the others: 20 steps reach 40/255 and 100 steps
 200/255, more than the ball is wide (32/255 and 16/255), so every start can reach every point.
 """
+
+PAPER_TABLE = (
+    "pgd-20:eps=16/255",
+    "pgd-100:eps=8/255",
+    "mia-20:eps=16/255",
+    "mia-100:eps=8/255",
+    "aa:eps=8/255",
+    "lsa-7",
+)
+"""The paper's table of attacks, each at the ε that it has there."""
 
 FAMILIES: Mapping[str, BuiltIn] = {**ON_LOSS, **ON_LOGITS, **CORRUPTIONS}
 """Every attack and corruption."""

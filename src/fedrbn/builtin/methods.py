@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fedrbn.builtin import BuiltIn
 
 _HOME = "fedrbn.federated.methods"
 
-METHODS: Mapping[str, BuiltIn] = {
-    "fedrbn": BuiltIn(f"{_HOME}:fedrbn", "the paper's: dual, local batch norm; BN_a propagated to ST users"),
-    "fedrbn+": BuiltIn(f"{_HOME}:fedrbn_plus", "ours: FedRBN whose ST users calibrate with a one-step attack"),
-    "fatavg": BuiltIn(f"{_HOME}:fatavg", "FedAvg whose AT users train adversarially"),
-    "fatprox": BuiltIn(f"{_HOME}:fatprox", "FATAvg with FedProx's proximal term"),
-    "fatbn": BuiltIn(f"{_HOME}:fatbn", "FATAvg with local batch norm, as in FedBN"),
-    "fatavg+dbn": BuiltIn(f"{_HOME}:fatavg_dbn", "FATAvg with dual batch norm"),
-    "fatmeta": BuiltIn(f"{_HOME}:fatmeta", "first-order Per-FedAvg with adversarial training"),
-    "fedrob": BuiltIn(f"{_HOME}:fedrob", "FedAvg whose AT users train against an affine shift of their images"),
-    "local-at": BuiltIn(f"{_HOME}:local_at", "no federation: everybody trains alone"),
-    "fedrbn-noprop": BuiltIn(f"{_HOME}:fedrbn_noprop", "FedRBN without propagation"),
-    "fatavg-free": BuiltIn(f"{_HOME}:fatavg_free", "FATAvg whose AT users train by Free AT"),
-    "fatbn-free": BuiltIn(f"{_HOME}:fatbn_free", "FATBN whose AT users train by Free AT"),
-    "finetune": BuiltIn(f"{_HOME}:finetune", "FedAvg among the AT users, then fine-tuning among the ST users"),
+
+@dataclass(frozen=True)
+class MethodEntry(BuiltIn):
+    """A method, and what its ST users are told of it."""
+
+    for_st: str | None = None
+    """The method with the same ST users, whose making needs no attack: a node that never attacks gets this name."""
+
+
+METHODS: Mapping[str, MethodEntry] = {
+    "fedrbn": MethodEntry(f"{_HOME}:fedrbn", "the paper's: dual, local batch norm; BN_a propagated to ST users"),
+    "fedrbn+": MethodEntry(f"{_HOME}:fedrbn_plus", "ours: FedRBN whose ST users calibrate with a one-step attack"),
+    "fedavg": MethodEntry(f"{_HOME}:fedavg", "plain FedAvg: nobody trains adversarially"),
+    "fedbn": MethodEntry(f"{_HOME}:fedbn", "plain FedBN: FedAvg with local batch norm, nobody trains adversarially"),
+    "fatavg": MethodEntry(f"{_HOME}:fatavg", "FedAvg whose AT users train adversarially"),
+    "fatprox": MethodEntry(f"{_HOME}:fatprox", "FATAvg with FedProx's proximal term"),
+    "fatbn": MethodEntry(f"{_HOME}:fatbn", "FATAvg with local batch norm, as in FedBN"),
+    "fatavg+dbn": MethodEntry(f"{_HOME}:fatavg_dbn", "FATAvg with dual batch norm"),
+    "fatmeta": MethodEntry(f"{_HOME}:fatmeta", "first-order Per-FedAvg with adversarial training"),
+    "fedrob": MethodEntry(f"{_HOME}:fedrob", "FedAvg whose AT users train against an affine shift of their images"),
+    "local-at": MethodEntry(f"{_HOME}:local_at", "no federation: everybody trains alone"),
+    "fedrbn-noprop": MethodEntry(f"{_HOME}:fedrbn_noprop", "FedRBN without propagation"),
+    "fatavg-free": MethodEntry(f"{_HOME}:fatavg_free", "FATAvg whose AT users train by Free AT", for_st="fatavg"),
+    "fatbn-free": MethodEntry(f"{_HOME}:fatbn_free", "FATBN whose AT users train by Free AT", for_st="fatbn"),
+    "finetune": MethodEntry(f"{_HOME}:finetune", "FedAvg among the AT users, then fine-tuning among the ST users"),
 }

@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from fedrbn import __version__
 from fedrbn.cli import (
     compare,
     cost,
     data,
+    demo,
     deploy,
     evaluate,
     export,
     figure,
+    new,
     onboard,
     plan,
     predict,
@@ -30,18 +33,37 @@ from fedrbn.cli import (
 from fedrbn.cli.output import echo
 from fedrbn.errors import FedRBNError
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        echo(f"fedrbn {__version__}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="fedrbn",
-    help="Federated Robustness Propagation: clients that can afford adversarial training make the others robust too.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated Robustness Propagation: clients that can afford adversarial training make the others robust too."""
+
+
 for command in (
+    demo.demo,
     run.run,
     evaluate.evaluate,
     compare.compare,
     settings.settings,
+    new.new,
     export.export,
     predict.predict,
     onboard.onboard,
@@ -59,14 +81,14 @@ app.add_typer(deploy.app, name="deploy")
 
 
 _HOW_TO_CONTINUE = {
-    "run": "; continue with fedrbn run --resume DIR",
-    "compare": "; repeat the command to continue: finished runs are used again",
-    "reproduce": "; repeat the command to continue: finished runs are used again",
+    "compare": "repeat the command to continue: finished runs are used again",
+    "demo": "repeat the command to continue: finished runs are used again",
+    "reproduce": "repeat the command to continue: finished runs are used again",
 }
 
 
 def main() -> None:
-    """Entry point: errors that a user can mend are one message on stderr, never a traceback."""
+    """Entry point: an error that a user can fix is one message on stderr, never a traceback."""
     sys.path.insert(0, str(Path.cwd()))  # so that package.module:object finds the user's own files
     try:
         app()
@@ -86,11 +108,19 @@ def main() -> None:
         )
     except SystemExit as end:
         if end.code == 130:  # typer's code for Ctrl-C
-            echo(f"interrupted{_HOW_TO_CONTINUE.get(next(iter(sys.argv[1:]), ''), '')}", err=True)
+            how = _said(end) or _HOW_TO_CONTINUE.get(next(iter(sys.argv[1:]), ""), "")
+            echo(f"interrupted; {how}" if how else "interrupted", err=True)
         raise
 
 
+def _said(end: BaseException | None) -> str:
+    """What the interruption behind the end of the program says; nothing if it says nothing."""
+    while end is not None and not isinstance(end, KeyboardInterrupt):
+        end = end.__cause__ or end.__context__
+    return "" if end is None else str(end)
+
+
 def _end(message: str) -> NoReturn:
-    """End the program with an error that whoever called it can mend."""
+    """End the program with an error that the caller can fix."""
     echo(f"error: {message}", err=True)
     sys.exit(2)

@@ -20,6 +20,7 @@ from fedrbn.cli.run import (
     Workers,
     given,
     read_settings,
+    refuse_contradictions,
     seed_numbers,
     trackers,
 )
@@ -54,8 +55,10 @@ def compare(
     from fedrbn.runs import sweep
 
     named = {"data.name": data, "train.rounds": rounds, "run.workers": workers}
+    wanted = read_settings(settings)
+    refuse_contradictions(named, wanted)
     values = config.with_settings(config.read(config_file) if config_file else {}, given(named))
-    todo = sweep.cells(values, listed(methods), read_settings(settings), seed_numbers(seeds))
+    todo = sweep.cells(values, listed(methods), wanted, seed_numbers(seeds))
     groups: dict[str, list[dict[str, Any]]] = {}
     say(f"{len(todo)} run(s); those finished before are in {out}", quiet)
     for cell in todo:

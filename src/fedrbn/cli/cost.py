@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fedrbn.builtin.shipped import SHIPPED
 from fedrbn.cli.output import console, echo, print_json, say
-from fedrbn.cli.run import Settings, read_settings
+from fedrbn.cli.run import DataName, MethodName, Settings, given, read_settings, refuse_contradictions
 
 if TYPE_CHECKING:
-    from fedrbn.cost.paper import Cell
+    from fedrbn.cost.paper import BenchmarkCost
 
 TERA = 1e12
 MEGA = 1e6
@@ -19,7 +20,11 @@ BENCHMARK = "benchmark"
 
 
 def cost(
-    subject: Annotated[str, typer.Argument(metavar="CONFIG|EXPERIMENT", help="A TOML file of settings, or benchmark.")],
+    subject: Annotated[
+        str | None, typer.Argument(metavar="CONFIG|EXPERIMENT", help="A TOML file of settings, or benchmark.")
+    ] = None,
+    method: MethodName = None,
+    data: DataName = None,
     scale: Annotated[
         Literal["paper"] | None,
         typer.Option(help="paper: the paper's sizes instead of those of our files; benchmark has no others."),
@@ -31,13 +36,25 @@ def cost(
     from fedrbn.config import ConfigError
 
     if subject != BENCHMARK:
-        if not Path(subject).is_file():
-            raise ConfigError(f"got {subject!r}; expected a TOML file of settings, or {BENCHMARK}, the paper's table.")
-        found = cost_of_config(Path(subject), settings, scale)
+        if subject is None and not (method or data or settings):
+            raise ConfigError(
+                f"got nothing to count; expected --data, --method, --set, a TOML file of settings, or {BENCHMARK}, the "
+                "paper's table."
+            )
+        if subject is not None and subject not in SHIPPED and not Path(subject).is_file():
+            raise ConfigError(
+                f"got {subject!r}; expected a TOML file of settings, one of {', '.join(SHIPPED)}, or {BENCHMARK}, the "
+                "paper's table."
+            )
+        named = {"method.name": method, "data.name": data}
+        found = cost_of_config(Path(subject) if subject else None, named, settings, scale)
         print_json(found) if as_json else show_cost(found)
         return
-    if settings:
-        raise ConfigError("got --set with benchmark, whose settings are the paper's; expected a TOML file of settings.")
+    if settings or method or data:
+        raise ConfigError(
+            "got --set, --method or --data with benchmark, whose settings are the paper's; expected it alone, or a "
+            "TOML file of settings."
+        )
     from fedrbn.cost.paper import benchmark, free_at_total
 
     say("counting; AlexNet takes some seconds", quiet=as_json)
@@ -45,31 +62,37 @@ def cost(
     print_json(benchmark_values(cells, free)) if as_json else show_benchmark(cells, free)
 
 
-def cost_of_config(path: Path, settings: list[str] | None, scale: Literal["paper"] | None) -> dict[str, Any]:
-    """The cost of the experiment in a file, with settings on top."""
+def cost_of_config(
+    path: Path | None, named: dict[str, Any], settings: list[str] | None, scale: Literal["paper"] | None
+) -> dict[str, Any]:
+    """The cost of the experiment in a file, if there is one, with options and settings on top."""
     from fedrbn import config
     from fedrbn.cost import count as costs
 
     chosen = read_settings(settings)
+    refuse_contradictions(named, chosen)
     swept = next((f"{section}.{key}" for section, key, values in chosen if len(values) > 1), None)
     if swept is not None:
         raise config.ConfigError(f"got several values for {swept}; expected one. Ask for one cost at a time.")
-    values = config.with_settings(config.read(path), [(section, key, given[0]) for section, key, given in chosen])
+    values = config.with_settings(
+        config.read(path) if path else {},
+        [*((section, key, values[0]) for section, key, values in chosen), *given(named)],
+    )
     return costs.cost(config.make(values), scale)
 
 
 def show_cost(found: dict[str, Any]) -> None:
-    """The cost of one experiment as a table of roles and a few lines."""
+    """The cost of one experiment as a table of duties and a few lines."""
     from rich.table import Table
 
-    table = Table(title="One client, by role")
-    table.add_column("role")
+    table = Table(title="One client, by duty")
+    table.add_column("duty")
     for column in ("MMACs per image\npaper", "MMACs per image\nactual", "MB per round\ndown", "MB per round\nup"):
         table.add_column(column, justify="right")
-    for role, image in found["macs_per_image"].items():
-        moved = found["bytes"]["client"][role]
+    for duty, image in found["macs_per_image"].items():
+        moved = found["bytes"]["client"][duty]
         numbers = (image["paper"], image["actual"], moved["down"], moved["up"])
-        table.add_row(role, *(f"{number / MEGA:,.2f}" for number in numbers))
+        table.add_row(duty, *(f"{number / MEGA:,.2f}" for number in numbers))
     console().print(table)
     for count, macs in found["macs_per_epoch"].items():
         total = found["macs_total"][count]
@@ -78,14 +101,14 @@ def show_cost(found: dict[str, Any]) -> None:
     echo(f"traffic {moved['down'] / MEGA:,.1f} MB down and {moved['up'] / MEGA:,.1f} MB up per round, all clients")
 
 
-def benchmark_values(cells: list[Cell], free: int) -> dict[str, Any]:
+def benchmark_values(cells: list[BenchmarkCost], free: int) -> dict[str, Any]:
     """The benchmark's costs as JSON values."""
     from dataclasses import asdict
 
     return {"cells": [asdict(cell) for cell in cells], "free_at_total": {"digits": {"paper": free}}}
 
 
-def show_benchmark(cells: list[Cell], free: int) -> None:
+def show_benchmark(cells: list[BenchmarkCost], free: int) -> None:
     """The cost column of the benchmark table, both data sets side by side."""
     from rich.table import Table
 

@@ -69,7 +69,7 @@ def check(
 ) -> None:
     """Count images by domain and class, and find broken files and images that are in both train and test.
 
-    Exit code 1 if a file is broken or a test image is also a training image, pixel by pixel.
+    Exit code 1 if a file is broken, a test image is also a training image, pixel by pixel, or there is one class only.
     """
     from dataclasses import asdict
 
@@ -125,6 +125,8 @@ def show_report(report: Report) -> None:
     """The check as tables and lists."""
     from rich.table import Table
 
+    from fedrbn.data.samples import LEAST_CLASSES
+
     counts = Table("class", *(domain.name for domain in report.domains), title=f"{report.name}: train / test images")
     for label in report.classes:
         counts.add_row(label, *(f"{domain.train[label]} / {domain.test[label]}" for domain in report.domains))
@@ -143,7 +145,17 @@ def show_report(report: Report) -> None:
         ]
         for kind, found in (("test images that are training images", report.exact), ("near duplicates", report.near))
     }
-    for title, lines in {"classes without images": missing, "broken files": [*report.broken], **pairs}.items():
+    if len(report.filled) < LEAST_CLASSES:
+        echo(
+            f"got training images of {len(report.filled)} class; expected at least two, to be told apart. Add a class."
+        )
+    listed = {
+        "classes without images": missing,
+        "broken files": [*report.broken],
+        "ignored files": [*report.ignored],
+        **pairs,
+    }
+    for title, lines in listed.items():
         echo(f"{title}: {len(lines) or 'none'}")
         for line in lines[:_MOST_LISTED]:
             echo(f"  {line}")

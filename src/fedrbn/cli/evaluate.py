@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedrbn.builtin import alternatives
-from fedrbn.builtin.attacks import CORRUPTIONS, FAMILIES, PAPER
+from fedrbn.builtin.attacks import CORRUPTIONS, FAMILIES, PAPER, PAPER_TABLE
 from fedrbn.cli.output import console, print_json, say, watching
 from fedrbn.errors import EvaluationError
 
 if TYPE_CHECKING:
+    from fedrbn.evaluation.protocol import EvaluationSettings
     from fedrbn.evaluation.records import CheckRecord, EvaluationRecord
     from fedrbn.evaluation.significance import Comparison
 
@@ -28,14 +29,17 @@ def evaluate(
         str | None,
         typer.Option(
             help=f"Attacks, separated by commas: {alternatives([*PAPER, *FAMILIES])}. Settings follow a colon, such as "
-            "pgd:steps=50,eps=8/255,step=1/255,restarts=5 or contrast:severity=3. 'paper' is the paper's table, "
+            "pgd:steps=50,eps=8/255,step=1/255,restarts=5 or contrast:severity=3; ε is the run's own unless given. "
+            f"'paper' is the paper's table, {', '.join(PAPER_TABLE)}; "
             f"'corruptions' is {', '.join(CORRUPTIONS)}, each at severities {', '.join(map(str, SEVERITIES))}. "
             "Default: the attack of the run."
         ),
     ] = None,
     predict: Annotated[
         Literal["clean", "noised", "confident"] | None,
-        typer.Option(help="How networks are deployed: one branch, or the more confident one for each input."),
+        typer.Option(
+            help="How networks are deployed: BN_c (clean), BN_a (noised), or the more confident one for each input."
+        ),
     ] = None,
     adaptive: Annotated[
         bool, typer.Option(help="Also attack each branch and their mean loss; report the worst per sample.")
@@ -75,6 +79,7 @@ def evaluate(
     if predict is not None:
         deployment = CONFIDENT if predict == "confident" else Branch(predict)
     settings = EvaluationSettings(attack_texts(attacks), deployment, adaptive, samples, subset, checks)
+    conditions = [known_column(condition, directory, settings) for condition in conditions]
     with watching("evaluate", quiet) as watcher:
         record = EvaluationRecord.from_json(train.evaluate(directory, settings, workers=workers, watcher=watcher))
     show_record(record, directory, against, as_json)
@@ -94,7 +99,7 @@ def attack_texts(text: str | None) -> tuple[str, ...]:
         elif part.strip():
             parts.append(part.strip())
     corruptions = tuple(f"{kind}:severity={severity}" for kind in CORRUPTIONS for severity in SEVERITIES)
-    named = {"paper": tuple(name for name in PAPER if name != "pgd-7"), "corruptions": corruptions}
+    named = {"paper": PAPER_TABLE, "corruptions": corruptions}
     return tuple(found for part in parts for found in named.get(part, (part,)))
 
 
@@ -107,16 +112,33 @@ WORST = "worst_domain_"
 def parse_condition(text: str) -> Condition:
     """`ra>=0.40` as (text, column, comparison, bound)."""
     comparisons = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
-    match = re.fullmatch(r"\s*([^<>=]+?)\s*(>=|<=|>|<)\s*([0-9.]+)\s*", text)
-    try:
-        if match is None:
-            raise ValueError
-        return text, match[1], comparisons[match[2]], float(match[3])
-    except ValueError:
+    match = re.fullmatch(r"\s*([^\[<>=]+(?:\[[^\]]*\])?[^<>=]*?)\s*(>=|<=|>|<)\s*(\d*\.?\d+|\d+\.)\s*", text)
+    if match is None:
         raise EvaluationError(
             f"got requirement {text!r}; expected a column, a comparison and a number between 0 and 1, such as "
             "'ra>=0.40', 'sa>=0.8', 'ra adaptive>=0.35' or 'worst_domain_ra>=0.1'."
-        ) from None
+        )
+    bound = float(match[3])
+    if bound > 1:
+        guess = f"Did you mean {bound / 100:g}?" if bound <= 100 else "Accuracies are shares, not percentages."
+        raise EvaluationError(f"got requirement {text!r}; expected a number between 0 and 1. {guess}")
+    return text, match[1].strip(), comparisons[match[2]], bound
+
+
+def known_column(condition: Condition, directory: Path, settings: EvaluationSettings) -> Condition:
+    """The condition on a column that this evaluation will have; any other is refused before it starts."""
+    from fedrbn.evaluation.protocol import column_named, column_names
+    from fedrbn.evaluation.tables import shown_column
+    from fedrbn.runs.directory import RunDirectory
+
+    text, column, compare, bound = condition
+    experiment = RunDirectory.open(directory).experiment()
+    worst = WORST if column.startswith(WORST) else ""
+    name, known = column_named(column.removeprefix(WORST), experiment, settings), column_names(experiment, settings)
+    if name not in known:
+        listed = ", ".join(map(shown_column, known))
+        raise EvaluationError(f"got requirement {text!r}; expected a column of this evaluation: {listed}.")
+    return text, f"{worst}{name}", compare, bound
 
 
 def meets(record: EvaluationRecord, condition: Condition) -> bool:

@@ -12,7 +12,6 @@ from fedrbn.cli.output import console, echo, print_json
 if TYPE_CHECKING:
     from fedrbn.models.export import Exported
     from fedrbn.models.onboarding import Newcomer, Score
-    from fedrbn.runs.load import Trained
 
 
 Folding = Annotated[bool, typer.Option("--fold/--no-fold", help="Fold batch norm into the layers before it.")]
@@ -20,10 +19,14 @@ Folding = Annotated[bool, typer.Option("--fold/--no-fold", help="Fold batch norm
 
 def export(
     directory: Annotated[Path, typer.Argument(help="A directory made by fedrbn run.")],
-    client: Annotated[str, typer.Option(help="Whose network, for example pen-1.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file: .safetensors, .onnx or .pt2.")],
+    client: Annotated[
+        str | None,
+        typer.Option(help="Whose network, for example pen-1; without it, one with the mean batch norm of all clients."),
+    ] = None,
     branch: Annotated[
-        Literal["auto", "clean", "noised"], typer.Option(help="BN_c, BN_a, or the one the client predicts with.")
+        Literal["auto", "clean", "noised"],
+        typer.Option(help="BN_c (clean), BN_a (noised), or the one the client predicts with (auto)."),
     ] = "auto",
     fold: Folding = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the card and the comparison as JSON.")] = False,
@@ -34,16 +37,6 @@ def export(
 
     chosen = None if branch == "auto" else Branch(branch)
     show_export(export_client(directory, client, out, chosen, folding=fold), as_json)
-
-
-def export_newcomer(trained: Trained, newcomer: Newcomer, scores: list[Score], domain: str, out: Path) -> Exported:
-    """Write the newcomer's network with what was measured."""
-    from fedrbn.models.export import describe, export_network
-    from fedrbn.nets.dual_bn import plain
-
-    measured = {"sa": scores[0].sa, "ra": scores[0].ra} if scores else {}
-    card = describe(trained, newcomer.branch, client="newcomer", domain=domain, **measured)
-    return export_network(plain(newcomer.net, newcomer.branch), card, out)
 
 
 def newcomer_values(newcomer: Newcomer, scores: list[Score], domain: str) -> dict[str, Any]:
@@ -91,11 +84,13 @@ def show_export(exported: Exported, as_json: bool) -> None:
             }
         )
         return
+    from fedrbn.evaluation.tables import BRANCH
+
     accuracy = "not measured" if card.sa is None or card.ra is None else f"SA {card.sa:.1%}, RA {card.ra:.1%}"
     eps = f" under {card.attack['name']} at ε = {card.attack['eps'] * 255:g}/255" if card.attack.get("eps") else ""
     before, after = exported.bytes_before / 1e6, exported.bytes_after / 1e6
     slow, fast = exported.milliseconds_before, exported.milliseconds_after
-    echo(f"wrote {exported.path}: {card.method}, client {card.client}, branch {card.branch}")
+    echo(f"wrote {exported.path}: {card.method}, client {card.client}, {BRANCH[card.branch]}")
     echo(f"measured before export: {accuracy}{eps * (card.ra is not None)}")
     echo(f"batch norm folded: {card.folded}, kept: {len(exported.kept)}")
     for name, reason in list(exported.kept.items())[:3]:

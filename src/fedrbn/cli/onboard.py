@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from fedrbn.cli.export import newcomer_values, show_newcomer
 from fedrbn.cli.output import print_json, say
-from fedrbn.errors import OnboardingError
-
-if TYPE_CHECKING:
-    from fedrbn.models.onboarding import Score
-from fedrbn.cli.export import export_newcomer, newcomer_values, show_newcomer
 
 
 def onboard(
@@ -30,26 +26,13 @@ def onboard(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Serve a client that never trained: BN_c from its images, BN_a from similar AT users; compare it with others."""
-    from fedrbn.models import onboarding
-    from fedrbn.models.newcomer_data import newcomer_data, some
-    from fedrbn.runs.load import load
+    from fedrbn.models import onboarded
 
-    trained = load(directory)
-    found = newcomer_data(trained, data, domain)
-    newcomer = onboarding.onboard(trained, found.images, batches_seen=batches)
-    if steps:
-        if found.labelled is None:
-            raise OnboardingError(
-                f"got --steps {steps} with unlabelled images; expected folders of classes. Leave --steps out."
-            )
-        newcomer = onboarding.calibrate(trained, newcomer, found.labelled, steps)
-    scores: list[Score] = []
-    if found.test is not None:
-        scores = onboarding.compare(trained, newcomer, found.domain, some(found.test, samples))
+    found = onboarded.onboard(directory, data, domain, batches=batches, steps=steps, samples=samples)
     if as_json:
-        print_json(newcomer_values(newcomer, scores, found.domain))
+        print_json(newcomer_values(found.newcomer, found.scores, found.domain))
     else:
-        show_newcomer(newcomer, scores, found.domain)
+        show_newcomer(found.newcomer, found.scores, found.domain)
     if out is not None:
-        exported = export_newcomer(trained, newcomer, scores, found.domain, out)
+        exported = found.export(out)
         say(f"wrote {exported.path}; logits agree to {exported.deviation:.1e}")

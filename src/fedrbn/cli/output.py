@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedrbn.cli.printable import printable
+from fedrbn.runs.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedrbn.runs.train import Watcher
+    from fedrbn.runs.watcher import Watcher
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -25,7 +25,7 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 def console(*, err: bool = False) -> Console:
     """The terminal, or a wide page where the output is a file or a pipe, which have no width of their own."""
-    from fedrbn.cli.page import Page
+    from fedrbn.runs.page import Page
 
     plain = Page(err=err)
     return plain if plain.is_terminal else Page(err=err, width=140)
@@ -41,7 +41,7 @@ def say(text: str, quiet: bool = False) -> None:
 def watching(title: str, quiet: bool, *others: AbstractContextManager[Watcher]) -> Iterator[Watcher | None]:
     """A progress display, unless quiet, and other watchers, all told the same; None when there is nobody to tell."""
     from fedrbn.runs.display import Display
-    from fedrbn.runs.tracking import Watchers
+    from fedrbn.runs.watcher import Watchers
 
     with ExitStack() as stack:
         shown: list[AbstractContextManager[Watcher]] = [] if quiet else [Display(console(err=True), title)]

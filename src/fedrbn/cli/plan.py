@@ -10,15 +10,24 @@ import typer
 from fedrbn.cli.output import console, echo, print_json, say
 
 if TYPE_CHECKING:
-    from fedrbn.fleet.description import Check
+    from fedrbn.fleet.description import TimingCheck
     from fedrbn.fleet.planner import FleetPlan
+    from fedrbn.types import Duty
 
 
 def plan(
-    fleet_file: Annotated[Path, typer.Argument(help="A TOML file with a deadline, devices and an experiment.")],
+    fleet_file: Annotated[Path, typer.Argument(help="A TOML file with a deadline, devices and an experiment.")] = Path(
+        "fleet.toml"
+    ),
+    example: Annotated[
+        bool, typer.Option("--example", help="Write an example of such a file, to be changed, and end.")
+    ] = False,
     deadline: Annotated[float | None, typer.Option(help="Seconds per round, instead of the file's.")] = None,
     measured: Annotated[
         Path | None, typer.Option(help="A run: compare predicted with measured times of its clients, and plan again.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the duties for fedrbn run --set federation.duties=FILE.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
@@ -26,25 +35,34 @@ def plan(
 
     Exit code 1 if a device cannot take part or nobody can train adversarially.
     """
-    from fedrbn.fleet import description, planner
-    from fedrbn.fleet import probe as probing
+    from fedrbn.errors import FleetError
+    from fedrbn.fleet import description
+    from fedrbn.runs.plan_fleet import plan_fleet
 
-    found = description.read(fleet_file)
-    workload = probing.workload(found.experiment, found.classes, found.image_shape)
-    devices, checks = found.devices, []
-    if measured is not None:
-        checks = description.check(devices, workload, description.measured_seconds(measured))
-        devices = description.corrected(devices, checks)
-    chosen = planner.plan(devices, workload, deadline or found.deadline)
+    if example:
+        description.write_example(fleet_file)
+        say(f"wrote {fleet_file}; change it to your devices, then: fedrbn plan {fleet_file}")
+        return
+    if not fleet_file.exists():
+        raise FleetError(
+            f"got {fleet_file}, which does not exist; expected a fleet file. fedrbn plan --example writes one to start "
+            "from."
+        )
+    chosen, checks = plan_fleet(fleet_file, deadline=deadline, measured=measured)
     if as_json:
         print_json(as_values(chosen, checks))
     else:
-        show_plan(chosen, checks, description.settings(chosen))
+        show_plan(chosen, checks)
+    if out is not None:
+        from fedrbn.files import write_atomically
+
+        write_atomically(out, description.to_toml(description.duties_of(chosen)).encode())
+        say(f"train this plan with: fedrbn run CONFIG --set federation.duties={out}", quiet=as_json)
     if not chosen.feasible:
         raise typer.Exit(1)
 
 
-def as_values(chosen: FleetPlan, checks: list[Check]) -> dict[str, Any]:
+def as_values(chosen: FleetPlan, checks: list[TimingCheck]) -> dict[str, Any]:
     """The plan as JSON values."""
     return {
         "deadline": chosen.deadline,
@@ -52,9 +70,9 @@ def as_values(chosen: FleetPlan, checks: list[Check]) -> dict[str, Any]:
         "devices": {
             a.device: {
                 "domain": a.domain,
-                "duty": a.duty.value,
+                "duty": duty_text(a.duty),
                 "at_share": a.at_share,
-                "lam": a.lam,
+                "lam": a.duty.lam if a.duty else None,
                 "seconds": a.seconds,
                 "bytes": a.traffic_bytes,
                 "memory": a.memory_bytes,
@@ -64,14 +82,19 @@ def as_values(chosen: FleetPlan, checks: list[Check]) -> dict[str, Any]:
         "coverage": chosen.coverage,
         "problems": list(chosen.problems),
         "checks": {
-            c.device: {"duty": c.duty.value, "predicted": c.predicted, "measured": c.measured, "ratio": c.ratio}
+            c.device: {"duty": str(c.duty), "predicted": c.predicted, "measured": c.measured, "ratio": c.ratio}
             for c in checks
         },
     }
 
 
-def show_plan(chosen: FleetPlan, checks: list[Check], options: list[str]) -> None:
-    """The plan as tables, with what stands in the way and how to run it."""
+def duty_text(duty: Duty | None) -> str:
+    """A duty for people to read."""
+    return "left out" if duty is None else str(duty)
+
+
+def show_plan(chosen: FleetPlan, checks: list[TimingCheck]) -> None:
+    """The plan as tables, with what stands in the way."""
     from rich.table import Table
 
     page = console()
@@ -80,20 +103,17 @@ def show_plan(chosen: FleetPlan, checks: list[Check], options: list[str]) -> Non
         for column in ("device", "duty", "predicted", "measured", "measured / predicted"):
             table.add_column(column, justify="left" if column in ("device", "duty") else "right")
         for c in checks:
-            table.add_row(c.device, c.duty.value, f"{c.predicted:.3g} s", f"{c.measured:.3g} s", f"{c.ratio:.2f}")
+            table.add_row(c.device, str(c.duty), f"{c.predicted:.3g} s", f"{c.measured:.3g} s", f"{c.ratio:.2f}")
         page.print(table)
     table = Table(title=f"Plan for a deadline of {chosen.deadline:g} s per round" + " (corrected)" * bool(checks))
     for column in ("device", "domain", "duty", "adversarial batches", "time", "of it transfer", "traffic", "memory"):
         table.add_column(column, justify="left" if column in ("device", "domain", "duty") else "right")
     for a in chosen.assignments:
-        duty = f"{a.duty.value}, λ = {a.lam:g}" if a.lam is not None else a.duty.value
         megabytes = (f"{count / 1e6:.1f} MB" for count in (a.traffic_bytes, a.memory_bytes))
         times = (f"{a.seconds:.3g} s", f"{a.transfer_seconds:.3g} s")
-        table.add_row(a.device, a.domain, duty, f"{a.at_share:.0%}", *times, *megabytes)
+        table.add_row(a.device, a.domain, duty_text(a.duty), f"{a.at_share:.0%}", *times, *megabytes)
     page.print(table)
     shares = ", ".join(f"{domain} {share:.0%}" for domain, share in chosen.coverage.items())
     echo(f"adversarially trained images per domain: {shares}")
     for problem in chosen.problems:
         echo(f"note: {problem}")
-    if options:
-        say(f"AT users for fedrbn run: {options[0]} '{options[1]}'")

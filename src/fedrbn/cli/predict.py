@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def predict(
     model: Annotated[Path, typer.Argument(help="A file made by fedrbn export.")],
-    images: Annotated[list[Path], typer.Argument(help="JPEG or PNG files.")],
+    images: Annotated[list[Path], typer.Argument(help="JPEG, PNG or WebP files.")],
     network: Annotated[
         str | None, typer.Option(help="package.module:factory of your own network, for .safetensors.")
     ] = None,

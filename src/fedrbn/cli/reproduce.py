@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,8 +12,7 @@ from fedrbn.cli.output import console, echo, say
 from fedrbn.cli.run import seed_numbers
 
 if TYPE_CHECKING:
-    from fedrbn.reproduce.declarations import Declaration
-    from fedrbn.reproduce.experiment_cells import Cell
+    from fedrbn.reproduce.running import TaskOutcome
 
 
 def reproduce(
@@ -44,7 +43,9 @@ def reproduce(
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Run nothing: write the tables of what is finished, the rest empty.")
     ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Show all experiments with rough times; run nothing.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show all experiments, or the runs and times of NAME; run nothing.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Run an experiment of the paper and print our numbers beside the paper's.
@@ -52,52 +53,58 @@ def reproduce(
     Runs that are finished are used again and interrupted ones continue: repeat the command after a failure.
     """
     if list_:
-        show_list()
+        show_list() if name is None else show_times(name)
         return
     from fedrbn.config import ConfigError
-    from fedrbn.hardware import cores
-    from fedrbn.reproduce import declarations, experiment_cells, table
-    from fedrbn.reproduce.scales import SCALES
+    from fedrbn.reproduce import table
+    from fedrbn.reproduce.by_name import reproduce_experiment
 
     if name is None:
         raise ConfigError("got no experiment; expected a name. fedrbn reproduce --list shows all.")
-    declaration = declarations.read(name)
-    numbers = seed_numbers(seeds)
-    cells = experiment_cells.cells(declaration, SCALES[scale], numbers, threat=threat, data=data, only=only)
-    failed = 0
-    if not no_run:
-        experiment_cells.check_data(cells)
-        failed = complete(declaration, cells, store, workers or cores(), SCALES[scale].subset, quiet)
-    filled = replace(
-        table.fill(declaration, cells, store, SCALES[scale], threat, numbers),
-        command=experiment_cells.command(name, scale, numbers, threat=threat, data=data, only=only),
+    made = reproduce_experiment(
+        name,
+        scale=scale,
+        seeds=seed_numbers(seeds),
+        threat=threat,
+        data=data,
+        only=only,
+        out=out,
+        store=store,
+        workers=workers,
+        run=not no_run,
+        tell=partial(tell, quiet),
     )
-    folder = out / experiment_cells.folder_name(name, scale, threat, data)
-    table.write(filled, folder)
-    echo(table.markdown(filled))
-    say(f"wrote {folder}/table.md, table.csv and table.json")
-    if failed:
-        say(f"{failed} run(s) failed: their cells are empty or name the round; repeat the command to continue them")
+    echo(table.markdown(made.table))
+    say(f"wrote {made.folder}/table.md, table.csv and table.json")
+    if made.failed:
+        say(f"{made.failed} run(s) failed; their cells are empty or name the round. Repeat the command to continue")
         raise typer.Exit(1)
 
 
-def complete(declaration: Declaration, cells: list[Cell], store: Path, workers: int, subset: int, quiet: bool) -> int:
-    """Complete the runs, telling of each; returns how many failed."""
-    from fedrbn.reproduce import running
-
-    todo = running.tasks(cells)
-    say(f"{declaration.title}: {len(todo)} run(s), {workers} at a time; finished ones are in {store}", quiet)
-    failed = 0
-    for number, outcome in enumerate(running.complete(todo, store, workers, subset), start=1):
-        experiment = outcome.task.experiment
-        told = f"{number}/{len(todo)} {experiment.method.name} on {experiment.data.name} seed {experiment.run.seed}"
-        say(told if outcome.error is None else f"{told} FAILED: {outcome.error}", quiet and outcome.error is None)
-        failed += outcome.error is not None
-    return failed
+def tell(quiet: bool, number: int, total: int, outcome: TaskOutcome) -> None:
+    """One line for a finished run; a failed one is told even if quiet."""
+    experiment = outcome.task.experiment
+    told = f"{number}/{total} {experiment.method.name} on {experiment.data.name} seed {experiment.run.seed}"
+    say(told if outcome.error is None else f"{told} FAILED: {outcome.error}", quiet and outcome.error is None)
 
 
 def show_list() -> None:
-    """All experiments, where they are in the paper, their runs, and a rough time for each scale."""
+    """All experiments, and where they are in the paper. Nothing is computed, so that the answer comes at once."""
+    from rich.table import Table
+
+    from fedrbn.reproduce import declarations
+
+    table = Table(caption="fedrbn reproduce NAME --list shows the runs of one and how long they take at each scale.")
+    for column in ("name", "what", "in the paper"):
+        table.add_column(column, overflow="fold")
+    for name in declarations.names():
+        declaration = declarations.read(name)
+        table.add_row(name, declaration.title, declaration.place)
+    console().print(table)
+
+
+def show_times(name: str) -> None:
+    """The runs of an experiment, and a rough time for each scale."""
     from rich.table import Table
 
     from fedrbn.cost.durations import duration
@@ -105,20 +112,18 @@ def show_list() -> None:
     from fedrbn.reproduce import declarations, estimates, experiment_cells, running
     from fedrbn.reproduce.scales import SCALES
 
-    used = cores()
+    used, declaration = cores(), declarations.read(name)
     table = Table(
+        title=f"{name}: {declaration.title} ({declaration.place})",
         caption=f"Times for one seed on the {used} core(s) here, from the paper's count of multiply-accumulates at an "
         f"assumed {estimates.MACS_PER_SECOND / 1e9:g} · 10⁹ per second and core: rough. Runs that other experiments "
-        "have made already take no time; the attacks of `attacks` come on top. DomainNet is office-caltech10 unless it "
-        "is prepared."
+        "have made already take no time; attacks that evaluate only come on top. DomainNet is office-caltech10 unless "
+        "it is prepared.",
     )
-    for column in ("name", "what", "in the paper"):
-        table.add_column(column, overflow="fold")
-    for column in ("runs", *SCALES):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name in declarations.names():
-        declaration = declarations.read(name)
-        by_scale = {scale: experiment_cells.cells(declaration, size) for scale, size in SCALES.items()}
-        times = [duration(estimates.seconds(cells) / used) for cells in by_scale.values()]
-        table.add_row(name, declaration.title, declaration.place, str(len(running.tasks(by_scale["paper"]))), *times)
+    for column in ("scale", "runs", "time", "what it is"):
+        table.add_column(column, justify="right" if column in ("runs", "time") else "left")
+    for scale, size in SCALES.items():
+        cells = experiment_cells.cells(declaration, size)
+        time = duration(estimates.seconds(cells) / used)
+        table.add_row(scale, str(len(running.tasks(cells))), time, size.about)
     console().print(table)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,18 +13,26 @@ import typer
 from fedrbn.builtin import alternatives
 from fedrbn.builtin.data_sets import AVAILABLE
 from fedrbn.builtin.methods import METHODS
+from fedrbn.builtin.shipped import SHIPPED
 from fedrbn.cli.output import listed, show, watching
 
 if TYPE_CHECKING:
     from fedrbn.runs.tracking import TensorBoard
 
 
-ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file of settings; what it leaves out has defaults.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Argument(
+        help=f"A TOML file of settings, or the name of a shipped one: {', '.join(SHIPPED)}. The rest has defaults."
+    ),
+]
 
 DataName = Annotated[
     str | None,
     typer.Option("--data", help=f"{alternatives(AVAILABLE, 'a folder')}."),
 ]
+
+MethodName = Annotated[str | None, typer.Option("--method", help=f"{alternatives(METHODS)}.")]
 
 Methods = Annotated[str, typer.Option(help=f"Methods, separated by commas: {alternatives(METHODS)}.")]
 
@@ -45,14 +56,17 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 def run(
     config_file: ConfigFile = None,
-    method: Annotated[str | None, typer.Option(help=f"{alternatives(METHODS)}.")] = None,
+    method: MethodName = None,
     data: DataName = None,
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="Decides all randomness.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory (default: runs/METHOD-KEY).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory (default: runs/METHOD-λ-SEED-KEY).")] = None,
     workers: Workers = None,
     settings: Settings = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue an interrupted run in this directory.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Continue an interrupted run in this directory; with --rounds, one that is finished too."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in the directory.")] = False,
     track: Track = None,
     as_json: AsJson = False,
@@ -63,19 +77,21 @@ def run(
     from fedrbn.config import ConfigError
     from fedrbn.federated.options import resolved
     from fedrbn.runs import train
+    from fedrbn.runs.store import place
 
     if resume is not None:
-        others = [config_file, method, data, rounds, seed, out, settings]
+        others = [config_file, method, data, seed, out, settings]
         if any(value is not None for value in others) or force:
             raise ConfigError(
-                "got --resume with other settings; expected --resume DIR alone (with --workers and --track at most): a "
-                "resumed run keeps the settings it was started with."
+                "got --resume with other settings; expected --resume DIR alone (with --rounds, --workers and --track "
+                "at most): a resumed run keeps the settings it was started with."
             )
-        with watching(str(resume), quiet, *trackers(track, resume)) as watcher:
-            show(train.resume(resume, workers=workers, watcher=watcher), resume, as_json)
+        with continuable(resume), watching(str(resume), quiet, *trackers(track, resume)) as watcher:
+            show(train.resume(resume, rounds=rounds, workers=workers, watcher=watcher), resume, as_json)
         return
     named = {"method.name": method, "data.name": data, "train.rounds": rounds, "run.seed": seed, "run.workers": workers}
     fixed = read_settings(settings)
+    refuse_contradictions(named, fixed)
     swept = next((f"{section}.{key}" for section, key, values in fixed if len(values) > 1), None)
     if swept is not None:
         raise ConfigError(f"got several values for {swept}; expected one. To sweep over them use fedrbn compare.")
@@ -84,10 +100,21 @@ def run(
         [*((section, key, chosen[0]) for section, key, chosen in fixed), *given(named)],
     )
     experiment = resolved(config.make(values))
-    directory = out or Path(experiment.run.out or f"runs/{as_folder(experiment.method.name)}-{experiment.key()}")
-    with watching(experiment.method.name, quiet, *trackers(track, directory)) as watcher:
+    directory = out or (Path(experiment.run.out) if experiment.run.out else place(Path("runs"), experiment))
+    with continuable(directory), watching(experiment.method.name, quiet, *trackers(track, directory)) as watcher:
         record = train.run(experiment, directory, force=force, watcher=watcher)
     show(record, directory, as_json)
+
+
+@contextmanager
+def continuable(directory: Path) -> Iterator[None]:
+    """Let an interruption say how to go on with the run in this directory, if there is one by then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = (directory / "config.toml").is_file()
+        how = f"continue with fedrbn run --resume {shlex.quote(str(directory))}" if begun else "no run has begun"
+        raise KeyboardInterrupt(how) from None
 
 
 def trackers(track: Literal["tensorboard"] | None, directory: Path) -> list[TensorBoard]:
@@ -102,6 +129,20 @@ def trackers(track: Literal["tensorboard"] | None, directory: Path) -> list[Tens
 def given(named: dict[str, Any]) -> list[tuple[str, str, Any]]:
     """The options that were given, as (section, key, value)."""
     return [(*name.split("."), value) for name, value in named.items() if value is not None]
+
+
+def refuse_contradictions(named: dict[str, Any], settings: list[tuple[str, str, list[Any]]]) -> None:
+    """Refuse an option and a --set that say different things of one setting: one of the two would be ignored."""
+    from fedrbn.config import ConfigError
+
+    for section, key, values in settings:
+        option = named.get(f"{section}.{key}")
+        if option is not None and values != [option]:
+            shown = ",".join(map(str, values))
+            raise ConfigError(
+                f"got {section}.{key} twice: {option} as an option and {shown} with --set; expected one value. Leave "
+                "one of the two out."
+            )
 
 
 def read_settings(texts: list[str] | None) -> list[tuple[str, str, list[Any]]]:

@@ -85,7 +85,10 @@ class Lines:
 
 def counted(status: RunStatus) -> str:
     """Who took part in the newest round."""
+    from fedrbn.types import Role
+
     if not status.history.entries:
         return ""
     newest = status.history.entries[-1]
-    return f"AT {newest.at}  ST {newest.st}  failed {newest.failed} in round {newest.round}"
+    at, st = (status.history.took_part(newest, role) for role in (Role.AT, Role.ST))
+    return f"AT {at}  ST {st}  failed {newest.failed} in round {newest.round}"

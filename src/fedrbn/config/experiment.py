@@ -11,7 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from fedrbn.builtin.data_sets import AVAILABLE
+from fedrbn.builtin import OWN
+from fedrbn.builtin.data_sets import AVAILABLE, FOLDER, OWN_DATA, folder_named
+from fedrbn.builtin.shipped import SHIPPED
+from fedrbn.config.plugins import is_reference
 from fedrbn.config.schema import (
     AttackConfig,
     DataConfig,
@@ -67,7 +70,12 @@ class Experiment(Section):
         return [(name, here, there) for name, here, there in pairs if here != there]
 
     def run_name(self) -> str:
-        """What its run directory is called where nobody says otherwise."""
+        """What its run directory is called where nobody says otherwise: method, λ if it has one, seed and key."""
+        lam = "" if self.method.lam is None else f"-lam{self.method.lam:g}"
+        return f"{self.method.name.replace(':', '.')}{lam}-seed{self.run.seed}-{self.key()}"
+
+    def former_run_name(self) -> str:
+        """What earlier versions called it; such runs are found still."""
         return f"{self.method.name.replace(':', '.')}-{self.key()}"
 
     def to_toml(self) -> str:
@@ -78,17 +86,40 @@ class Experiment(Section):
 
 
 DATA_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    name: description.defaults for name, description in AVAILABLE.items() if description.defaults
+    **{name: description.defaults for name, description in AVAILABLE.items() if description.defaults},
+    "a folder": FOLDER,
+    OWN: OWN_DATA,
 }
-"""What differs from the paper's Digits setting for a data set, unless the user says otherwise."""
+"""What differs from the paper's Digits setting for a data set or a kind of data, unless the user says otherwise."""
 
 
 def make(values: Mapping[str, Any]) -> Experiment:
     """An experiment from nested settings; what is not given comes from its data set's defaults, then the paper's."""
-    defaults = DATA_DEFAULTS.get(_given_name(values, "data", DataConfig().name), {})
-    if _given_name(values, "method", MethodConfig().name) != MethodConfig().name:
-        defaults = {section: settings for section, settings in defaults.items() if section != "method"}
-    return _validated(_merged(defaults, values))
+    values = _with_duties(values)
+    defaults = _data_defaults(_given_name(values, "data", DataConfig().name))
+    network = defaults.get("model", {}).get("name", "")
+    unfit = {
+        "method": _given_name(values, "method", MethodConfig().name) != MethodConfig().name,
+        "model": network and _given_name(values, "model", network) != network,  # a width is for the network it is with
+    }
+    return _validated(_merged({section: own for section, own in defaults.items() if not unfit.get(section)}, values))
+
+
+def _data_defaults(name: str) -> Mapping[str, Mapping[str, Any]]:
+    """The defaults for data of this name."""
+    if name in AVAILABLE:
+        return AVAILABLE[name].defaults
+    if folder_named(name) is not None:
+        return FOLDER
+    return OWN_DATA if is_reference(name) else {}
+
+
+def _with_duties(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with the content of the file that `federation.duties` names: a file may change, a run may not."""
+    own = values.get("federation")
+    if not isinstance(own, Mapping) or not isinstance(own.get("duties"), str):
+        return values
+    return {**values, "federation": {**own, "duties": read(Path(own["duties"]))}}
 
 
 def _given_name(values: Mapping[str, Any], section: str, default: str) -> str:
@@ -108,12 +139,16 @@ def from_values(values: Mapping[str, Any]) -> Experiment:
     return _validated(values)
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The settings of a TOML file, not yet validated, for `make`."""
+def read(path: Path | str) -> dict[str, Any]:
+    """The settings of a TOML file or of a shipped one by its name, not yet validated, for `make`."""
+    path = SHIPPED[str(path)] if str(path) in SHIPPED and not Path(path).exists() else Path(path)
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"got config file {path}, which cannot be read ({error}); expected a TOML file.") from None
+        raise ConfigError(
+            f"got config file {path}, which cannot be read ({error}); expected a TOML file or one of "
+            f"the names {', '.join(SHIPPED)}."
+        ) from None
 
 
 def parse_setting(text: str) -> tuple[str, str, list[Any]]:
@@ -155,13 +190,13 @@ def _validated(values: Mapping[str, Any]) -> Experiment:
 
 
 def reference() -> list[tuple[str, str, str, str]]:
-    """Every setting as (section, key, default as TOML would write it, meaning); "–" where there is no default."""
+    """Every setting as (section, key, default as TOML would write it, meaning); "not set" where it is left open."""
     rows = []
     defaults = Experiment().model_dump(mode="json")
     for section, field in Experiment.model_fields.items():
         for key, setting in field.annotation.model_fields.items():  # type: ignore[union-attr]
             value = defaults[section][key]
-            shown = "–" if value is None else json.dumps(value)
+            shown = "not set" if value is None else json.dumps(value)
             rows.append((section, key, shown, _described(setting)))
     return rows
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping
 
+from fedrbn.config.text import nearest
 from fedrbn.errors import ConfigError
 
 GIVEN = "(given in Python)"
@@ -44,10 +45,43 @@ def resolve(name: str) -> object:
     return found
 
 
+SIGNATURES: Mapping[str, str] = {
+    "method": "(attack) -> fedrbn.Method",
+    "attack": "(loss, x, generator) -> x_adv, or (config) -> such an attack, where config has eps, steps and step_size",
+    "aggregation": "(shared, contributions) -> shared",
+    "network": "a torch.nn.Module, its class, or (classes, channels, image_size, width) -> one, any of these keywords",
+    "data": "(image_size) -> fedrbn.DataSet or a federation",
+}
+"""How an object of one's own of each kind is called, and what it returns; docs/extending.md has an example of each."""
+
+
+def accepts(found: object, arguments: int) -> bool:
+    """Whether this is a callable that takes so many positional arguments."""
+    if not callable(found):
+        return False
+    try:
+        inspect.signature(found).bind(*[None] * arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def wrong_signature(kind: str, name: str, found: object) -> str:
+    """What to say of an object that cannot be called as its kind is, with the signature that is right."""
+    try:
+        has = f"has the signature {inspect.signature(found)}" if callable(found) else f"is {type(found).__name__}"
+    except (TypeError, ValueError):
+        has = f"is {type(found).__name__} without a signature"
+    return (
+        f"got {kind} {name!r}, which {has}; expected {SIGNATURES[kind]}. `fedrbn new {kind} NAME` writes one that "
+        "runs, to start from."
+    )
+
+
 def unknown(kind: str, name: str, known: Iterable[str], *, own: bool = True) -> ConfigError:
     """The error for an unknown name, with the nearest known one; `own` if `package.module:object` would do as well."""
     names = list(known)
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    guess = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    meant = nearest(name, names, cutoff=0.4)
+    guess = f" Did you mean {meant!r}?" if meant else ""
     also = ", or package.module:object" if own else ""
     return ConfigError(f"got {kind} {name!r}; expected one of {', '.join(names)}{also}.{guess}")

@@ -5,7 +5,7 @@ Every field has the paper's setting as its default where the paper states one; `
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -16,9 +16,12 @@ from fedrbn.builtin.data_sets import AVAILABLE
 from fedrbn.builtin.methods import METHODS
 from fedrbn.builtin.networks import NETWORKS
 from fedrbn.config.text import length_hint
+from fedrbn.types import Duty
 
 Share = Annotated[float, Field(gt=0, le=1)]
 """A part of a whole: above 0, at most 1."""
+Rate = Annotated[float, Field(gt=0, le=1e30)]
+"""So many per second, or bytes."""
 
 
 def _as_fraction(value: object) -> object:
@@ -81,6 +84,42 @@ class FirstDomains(Section):
     domains: int | tuple[str, ...]
 
 
+Speeds = tuple[Rate, Rate, Rate]
+"""Multiply-accumulates per second of forward passes, backward passes and steps of an attack."""
+
+
+class DutyConfig(Section):
+    """What a client does, and what its device can do, for whoever plans again."""
+
+    at_share: float = Field(default=0.0, ge=0, le=1)
+    """The chance of each batch to be adversarial."""
+    lam: float | None = Field(default=None, ge=0, le=1)
+    """λ of a client without adversarial batches: 0 is plain standard training, None the method's."""
+    speed: Speeds | None = None
+    memory: Rate | None = None
+    """Bytes free for training."""
+    bandwidth: Rate | None = None
+    """Bytes per second to and from the server."""
+
+    @model_validator(mode="after")
+    def _is_a_duty(self) -> Self:
+        Duty(self.at_share, self.lam)
+        return self
+
+    @property
+    def duty(self) -> Duty:
+        """The duty alone."""
+        return Duty(self.at_share, self.lam)
+
+
+class DutiesConfig(Section):
+    """A plan: a duty for every client. `fedrbn plan -o` writes one."""
+
+    deadline: float | None = Field(default=None, gt=0)
+    """Seconds per round that it was made for."""
+    clients: dict[str, DutyConfig] = Field(min_length=1)
+
+
 AtUsers = Annotated[float, Field(ge=0, le=1)] | tuple[str, ...] | FirstDomains
 
 
@@ -103,6 +142,10 @@ class FederationConfig(Section):
     """Users per round: a number, a share of all, or None for everybody."""
     at: AtUsers = 0.2
     """AT users: a ratio per domain, names of domains or users, or {ratio, domains} for the first or named domains."""
+    duties: DutiesConfig | None = None
+    """A duty for every client in place of `at`: a file that fedrbn plan -o has written; the run keeps its content."""
+    replan: int | None = Field(default=None, ge=1)
+    """Rounds after which duties are planned anew from measured times, again and again; None keeps them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +153,8 @@ class FederationConfig(Section):
         """`at = "mnist"` means the list of one name; `partition = "dirichlet"` means Dirichlet sizes."""
         if isinstance(values, dict):
             values = dict(values)
+            if values.get("replan") is not None and values.get("duties") is None:
+                raise ValueError("got replan without duties; expected a plan to start from: federation.duties")
             if isinstance(values.get("at"), str):
                 values["at"] = (values["at"],)
             if isinstance(values.get("partition"), str):
@@ -157,6 +202,8 @@ class TrainConfig(Section):
     validate_every: int = Field(default=1, ge=1)
     """Rounds between two validations; the last round is always validated."""
     aggregation: str = Field("mean", description=f"How uploads become the next weights: {alternatives(RULES)}.")
+    at_weight: float | None = Field(default=None, gt=0)
+    """mean: how many times the samples of an AT user count, as in "uploads of AT users count twice"; 1 unless given."""
     slack: float | None = Field(default=None, ge=0, lt=1)
     """α of SFAT: AT users with the smallest losses weigh 1 + α, the others 1 − α; 1/6 unless given, as released."""
     slack_share: float | None = Field(default=None, gt=0, lt=1)
@@ -214,9 +261,10 @@ class MethodConfig(Section):
     momentum: float | None = Field(default=None, ge=0, lt=1)
     """The server's momentum: this much of the last round's movement of the shared weights is added to this round's."""
     predict: Literal["clean", "noised"] | None = None
-    """The branch that predicts and is attacked."""
+    """The branch that predicts and is attacked: clean is BN_c, noised is BN_a."""
     select: Literal["clean", "noised"] | None = None
-    """The branch whose accuracy on validation data chooses the best round; unless given, the one that predicts."""
+    """The branch whose accuracy on validation data chooses the best round, BN_c (clean) or BN_a (noised); unless given,
+    the one that predicts."""
     at_loss: Literal["ce", "trades", "mart"] | None = None
     """What AT users minimise: the paper's mean of clean and attacked cross-entropy, TRADES, or MART."""
     beta: float | None = Field(default=None, ge=0)
@@ -308,7 +356,8 @@ class RunConfig(Section):
     """Faster kernels on the CPU (see `nets.fast`): the same numbers up to float rounding."""
     precision: Literal["auto", "bfloat16"] | None = None
     """bfloat16: convolutions and matrix products of training at half the digits; refused on a processor without
-    instructions for it. auto: bfloat16 where there are such instructions, else float32; records say which. None is
-    float32. Evaluation is in float32 always."""
+    instructions for it that work. auto: bfloat16 where a short trial on the processor is at least 1.2 times as fast,
+    else float32; records say which, and a run that is continued keeps it. None is float32. Evaluation is in float32
+    always."""
     out: str | None = None
     """The run directory; None makes one under `runs/`."""

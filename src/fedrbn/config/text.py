@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable
 from typing import Any
@@ -46,10 +47,24 @@ def length_hint(length: float) -> str:
     return f"did you mean {length:g}/255?" if 1 < length <= 255 else "such as 8/255"
 
 
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name that was probably meant: one that is only spelt otherwise comes before one that is similar.
+
+    Capitals and separators do not count, so that FedRBN and fed_rbn are fedrbn and never another method.
+    """
+    spelt = {_letters(each): each for each in known}
+    found = difflib.get_close_matches(_letters(name), spelt, n=1, cutoff=cutoff)
+    return spelt[found[0]] if found else None
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_ .]", "", name.casefold()).replace("plus", "+")
+
+
 def unknown_name(name: str, known: Iterable[str], what: str) -> str:
     """The message for a name that is not known, with the nearest one that is."""
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    remedy = f"did you mean {nearest[0]!r}?" if nearest else f"choose from {', '.join(sorted(known))}."
+    guess = nearest(name, known)
+    remedy = f"did you mean {guess!r}?" if guess else f"choose from {', '.join(sorted(known))}."
     return f"got {shortened(name)}; expected a {what}: {remedy}"
 
 

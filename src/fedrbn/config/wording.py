@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from fedrbn.config.text import shortened, unknown_name
+from fedrbn.config.text import nearest, shortened, unknown_name
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -175,8 +174,8 @@ def _guess(problems: list[_Problem]) -> str:
     """The end of the sentence, with the word that a misspelt one is closest to."""
     got = problems[0].error["input"]
     words = [word for problem in problems if problem.field for word in _words(problem.field.annotation)]
-    nearest = difflib.get_close_matches(got, words, n=1, cutoff=0.5) if isinstance(got, str) and len(words) > 1 else []
-    return f". Did you mean {json.dumps(nearest[0])}?" if nearest else "."
+    meant = nearest(got, words) if isinstance(got, str) and len(words) > 1 else None
+    return f". Did you mean {json.dumps(meant)}?" if meant else "."
 
 
 def _meaning(problem: _Problem, root: type[BaseModel]) -> str:

@@ -6,7 +6,7 @@
 `paper` is the convention behind the paper's column T. An image costs, in forward passes of which a backward is worth
 two: ST 3, PNC 6, PNC with λ = 1 4, AT with n steps (n + 1)·3; every user's images are rounded up to whole batches; a
 forward pass is what convolutions and linear layers multiply, plus two for every number that batch norm puts out.
-`actual` is what our code executes while a client of each role trains, by the formulas of PyTorch's flop counter.
+`actual` is what our code executes while a client of each duty trains, by the formulas of PyTorch's flop counter.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedrbn.config import Experiment
-from fedrbn.cost.units import Duty, units
+from fedrbn.cost.units import PLAIN, units
 from fedrbn.data.declared import PAPER, Scale, declared
 from fedrbn.data.samples import Client, Samples
 from fedrbn.errors import ConfigError, FederationError
 from fedrbn.federated.aggregation.layout import Layout
 from fedrbn.federated.assemble import Assembly, PreparedExperiment, assemble
 from fedrbn.federated.client import steps_per_epoch
-from fedrbn.federated.executors.serial import ClientHost, serial
+from fedrbn.federated.executors.host import ClientHost
+from fedrbn.federated.executors.serial import serial
+from fedrbn.federated.methods import Method
 from fedrbn.federated.objectives import Fractional, OneStep, Standard
 from fedrbn.federated.protocol import Failure, Round, Train
 from fedrbn.federated.schedule import Phase
 from fedrbn.federated.server import Plan
-from fedrbn.federated.training.affine import AffineTraining
-from fedrbn.federated.training.free import Free
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
 from fedrbn.nets.state import tensors
 from fedrbn.randomness import generator
-from fedrbn.types import Branch, Member, Role, Stats
+from fedrbn.types import Branch, Duty, Member, Role, Stats
 
 _BATCH = 2
 """Images in a batch of the trial: the fewest that batch norm can train on. Operations are proportional to images."""
@@ -81,43 +81,43 @@ def cost_of(prepared: PreparedExperiment) -> dict[str, Any]:
     """
     plan = prepared.plan
     paper, actual = paper_macs(prepared), actual_macs(prepared)
-    client = {role: traffic(prepared.net, plan.names, role) for role in roles(plan)}
+    client = {duty: traffic(prepared.net, plan.names, duty.role) for duty in duties(plan)}
     turns = {member: _turns(plan, member) for member in plan.members}
     return {
         "macs_per_epoch": per_epoch(plan, paper, actual),
         "macs_total": _total(plan, paper, actual),
-        "macs_per_image": {role.value: {"paper": paper[role], "actual": actual[role]} for role in roles(plan)},
+        "macs_per_image": {str(duty): {"paper": paper[duty], "actual": actual[duty]} for duty in duties(plan)},
         "bytes": {
-            "client": {role.value: {"down": sent.down, "up": sent.up} for role, sent in client.items()},
+            "client": {str(duty): {"down": sent.down, "up": sent.up} for duty, sent in client.items()},
             "round": {
-                "down": round(sum(client[member.role].down * share for member, share in turns.items())),
-                "up": round(sum(client[member.role].up * share for member, share in turns.items())),
+                "down": round(sum(client[member.duty].down * share for member, share in turns.items())),
+                "up": round(sum(client[member.duty].up * share for member, share in turns.items())),
             },
         },
     }
 
 
-def per_epoch(plan: Plan, paper: Mapping[Role, int], actual: Mapping[Role, int]) -> dict[str, int]:
+def per_epoch(plan: Plan, paper: Mapping[Duty, int], actual: Mapping[Duty, int]) -> dict[str, int]:
     """Both counts of one epoch of all users, from what an image costs."""
     return {
-        "paper": sum(paper[member.role] * padded(plan, member) for member in plan.members),
-        "actual": round(sum(actual[member.role] * seen(plan, member) for member in plan.members)),
+        "paper": sum(paper[member.duty] * padded(plan, member) for member in plan.members),
+        "actual": round(sum(actual[member.duty] * seen(plan, member) for member in plan.members)),
     }
 
 
-def _total(plan: Plan, paper: Mapping[Role, int], actual: Mapping[Role, int]) -> dict[str, int]:
+def _total(plan: Plan, paper: Mapping[Duty, int], actual: Mapping[Duty, int]) -> dict[str, int]:
     """Both counts of all rounds."""
     epochs = [(member, _epochs(plan, phase, member)) for phase in plan.schedule.phases for member in plan.members]
     return {
-        "paper": round(sum(paper[member.role] * padded(plan, member) * count for member, count in epochs)),
-        "actual": round(sum(actual[member.role] * seen(plan, member) * count for member, count in epochs)),
+        "paper": round(sum(paper[member.duty] * padded(plan, member) * count for member, count in epochs)),
+        "actual": round(sum(actual[member.duty] * seen(plan, member) * count for member, count in epochs)),
     }
 
 
-def paper_macs(prepared: PreparedExperiment) -> dict[Role, int]:
-    """What training on one image costs a client of each role, in the paper's count."""
+def paper_macs(prepared: PreparedExperiment) -> dict[Duty, int]:
+    """What training on one image costs a client with each duty, in the paper's count."""
     forward = paper_forward_macs(prepared.net, prepared.outline.image_shape)
-    return {role: round(forward * paper_units(prepared, role)) for role in roles(prepared.plan)}
+    return {duty: round(forward * paper_units(prepared, duty)) for duty in duties(prepared.plan)}
 
 
 def paper_forward_macs(net: DualNet, image_shape: tuple[int, int, int]) -> int:
@@ -143,68 +143,75 @@ def paper_forward_macs(net: DualNet, image_shape: tuple[int, int, int]) -> int:
     return counter.macs + 2 * elements
 
 
-def paper_units(prepared: PreparedExperiment, role: Role) -> float:
+def paper_units(prepared: PreparedExperiment, duty: Duty) -> float:
     """What training on one image costs in forward passes, in the paper's count. Its AT omits the clean pass."""
     method = prepared.plan.method
-    standard = units(Duty.ST, 0, None)
-    if role is Role.AT:
-        if isinstance(method.at_training, Free):  # the weights' backward pass also gives the step of the noise
-            return standard * method.at_training.replays
-        if isinstance(method.at_training, AffineTraining):  # every step up counts as one of an attack
-            return units(Duty.AT, method.at_training.steps, None) - standard
+    standard = units(PLAIN, 0)
+    if duty.role is Role.AT:
+        if method.at_passes is not None:
+            return standard * method.at_passes
         steps = getattr(prepared.attack, "steps", prepared.experiment.attack.steps)
-        adversarial = units(Duty.AT, steps, None) - standard
-        share = method.at.share if isinstance(method.at, Fractional) else 1.0
+        adversarial = units(Role.AT.duty, steps) - standard
+        share = _adversarial_share(method, duty)
         return share * adversarial + (1 - share) * standard
-    if method.calibration is None or method.calibration.lam == 0 or not _calibrates(prepared.plan):
+    lam = method.calibration_weight(duty) if _calibrates(prepared.plan) else 0.0
+    if lam == 0:
         return standard
     if isinstance(method.calibration, OneStep):  # two passes, each forward and backward, on its share of the batches
         return standard * (1 + method.calibration.share)
-    return units(Duty.PNC, 0, method.calibration.lam)
+    return units(Duty(lam=lam), 0)
 
 
-def actual_macs(prepared: PreparedExperiment) -> dict[Role, int]:
-    """What training on one image costs a client of each role: all that is executed in a real local update."""
+def actual_macs(prepared: PreparedExperiment) -> dict[Duty, int]:
+    """What training on one image costs a client with each duty: all that is executed in a real local update."""
     net, shape = copy.deepcopy(prepared.net), prepared.outline.image_shape
-    return {role: actual_macs_of(net, prepared.plan, role, shape) for role in roles(prepared.plan)}
+    return {duty: actual_macs_of(net, prepared.plan, duty, shape) for duty in duties(prepared.plan)}
 
 
-def actual_macs_of(net: DualNet, plan: Plan, role: Role, image_shape: tuple[int, int, int]) -> int:
-    """MACs per image of a local update by a client of this role; changes the network's weights."""
-    return round(sum(share * _trial(net, each, role, image_shape) for share, each in _kinds(plan, role)))
+def actual_macs_of(net: DualNet, plan: Plan, duty: Duty, image_shape: tuple[int, int, int]) -> int:
+    """MACs per image of a local update by a client with this duty; changes the network's weights."""
+    return round(sum(share * _trial(net, plan, method, duty, image_shape) for share, method in _kinds(plan, duty)))
 
 
-def _kinds(plan: Plan, role: Role) -> list[tuple[float, Plan]]:
-    """Where batches of two kinds are drawn at random, a plan for each kind and its share: no mean of a few draws."""
+def _kinds(plan: Plan, duty: Duty) -> list[tuple[float, Method]]:
+    """Where batches of two kinds are drawn at random, a method for each kind and its share: no mean of a few draws."""
     method = plan.method
-    if role is Role.AT and isinstance(method.at, Fractional):
-        share, one, other = (method.at.share, replace(method, at=method.at.adversarial), replace(method, at=Standard()))
-    elif role is Role.ST and isinstance(method.calibration, OneStep):
+    share = _adversarial_share(method, duty)
+    if 0 < share < 1:
+        whole = method.at.adversarial if isinstance(method.at, Fractional) else method.at
+        one, other = (replace(method, at=objective) for objective in (whole, Standard()))
+    elif duty.role is Role.ST and isinstance(method.calibration, OneStep):
         share = method.calibration.share
         one, other = (replace(method, calibration=replace(method.calibration, share=always)) for always in (1.0, 0.0))
     else:
-        return [(1.0, plan)]
-    return [(share, replace(plan, method=one)), (1 - share, replace(plan, method=other))]
+        return [(1.0, method)]
+    return [(share, one), (1 - share, other)]
 
 
-def _trial(net: DualNet, plan: Plan, role: Role, image_shape: tuple[int, int, int]) -> float:
-    """MACs per image of a client with a handful of random images."""
+def _adversarial_share(method: Method, duty: Duty) -> float:
+    """The part of a client's batches that is adversarial, by its duty and by the method."""
+    return duty.at_share * (method.at.share if isinstance(method.at, Fractional) else 1.0)
+
+
+def _trial(net: DualNet, plan: Plan, method: Method, duty: Duty, image_shape: tuple[int, int, int]) -> float:
+    """MACs per image of a client with a handful of random images; an AT user trains all of them by `method.at`."""
+    whole = Role.AT.duty if duty.role is Role.AT else duty
     count = _BATCH * _BATCHES
     images = torch.randint(0, 256, (count, *image_shape), generator=generator(0, "cost"), dtype=torch.uint8)
     samples = Samples(images, torch.zeros(count, dtype=torch.int64))
-    client = Client("trial", "trial", role, samples, samples, samples)
-    tuning = plan.method.fine_tuning if role is Role.ST else None
+    client = Client("trial", "trial", duty.role, samples, samples, samples)
+    tuning = method.fine_tuning if duty.role is Role.ST else None
     round_ = Round(
         number=0,
         seed=0,
-        method=plan.method,
+        method=method,
         shared={},
         lr=1e-6,
         batch_size=_BATCH,
         local_epochs=1,
         freeze=tuning.freeze if tuning else 0,
     )
-    job = Train(client.id, role, personal={}, calibrate=role is Role.ST and _calibrates(plan))
+    job = Train(client.id, whole, personal={}, calibrate=duty.role is Role.ST and _calibrates(plan))
     counter = Counter()
     with counter:
         (result,) = serial(ClientHost({client.id: client}, net))(round_, [job])
@@ -281,11 +288,13 @@ def _chance(plan: Plan, phase: Phase, member: Member) -> float:
     return min(1.0, (plan.participants or candidates) / candidates) if member.role in phase.roles else 0.0
 
 
-def roles(plan: Plan) -> list[Role]:
-    """The roles that occur."""
-    return [role for role in Role if any(member.role is role for member in plan.members)]
+def duties(plan: Plan) -> list[Duty]:
+    """The duties that occur, those with most AT first."""
+    return sorted(
+        {member.duty for member in plan.members}, key=lambda duty: (-duty.at_share, duty.lam or 0.0, str(duty))
+    )
 
 
 def _calibrates(plan: Plan) -> bool:
     """Whether ST users calibrate: the method has it, and there is somebody to receive BN_a from."""
-    return plan.method.calibration is not None and Role.AT in roles(plan)
+    return plan.method.calibration is not None and any(member.role is Role.AT for member in plan.members)

@@ -6,54 +6,100 @@ import copy
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
 
 import torch
+from torch import Tensor
 
+from fedrbn.cost.count import duties
+from fedrbn.cost.units import PLAIN
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.objectives import evaluating
-from fedrbn.hardware import one_thread
+from fedrbn.federated.training.sgd import LocalTask
+from fedrbn.hardware import cores, one_thread
 from fedrbn.randomness import generator
-from fedrbn.types import Branch, Role, Stats
+from fedrbn.types import Branch, Duty, Role, Stats
+
+_WORKER_SECONDS = 4.0
+"""Processor time in which a worker process imports PyTorch and this package."""
 
 
-def estimate_seconds(assembly: Assembly, finished: int = 0) -> float:
-    """Predicted seconds until the end of the run, validation and evaluation included, if the machine is not busy."""
-    step = {role: _step_seconds(assembly, role) for role in {member.role for member in assembly.plan.members}}
-    image = _forward_seconds(assembly)
-    attack = image * (3 * assembly.experiment.attack.steps + 1)
-    train = assembly.experiment.train
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted seconds of the parts of a run, if the machine stays as busy as it is."""
+
+    startup: float
+    """Until all workers are there."""
+    training: float
+    """All rounds that are left, with their validation."""
+    evaluation: float
+    """Of the chosen state on the test images, under attack, adaptive attacks included."""
+
+    @property
+    def total(self) -> float:
+        """Seconds until the end of the run."""
+        return self.startup + self.training + self.evaluation
+
+
+def estimate(assembly: Assembly, finished: int = 0) -> Estimate:
+    """How long the run will take from here, with so many rounds finished before."""
+    step = {duty: _step_seconds(assembly, duty) for duty in duties(assembly.plan)}
+    image, gradient = _pass_seconds(assembly)
+    attack = gradient * assembly.experiment.attack.steps + image
+    train, workers = assembly.experiment.train, assembly.workers
     training = sum(
-        step[m.role] * (steps or train.local_epochs * steps_per_epoch(m.samples, train.batch_size))
+        step[m.duty] * (steps or train.local_epochs * steps_per_epoch(m.samples, train.batch_size))
         for number in range(finished, assembly.plan.schedule.rounds)
         for steps in (assembly.plan.schedule.steps(number),)
         for m in assembly.plan.schedule.sample(number)
     )
     clients = assembly.federation.clients
     validation = sum(len(c.validation) * (attack if c.role is Role.AT else image) for c in clients)
-    evaluation = sum(len(c.test) for c in clients) * (attack + image) * len(assembly.plan.method.branches)
     validations = math.ceil((assembly.plan.schedule.rounds - finished) / train.validate_every)
-    return (training + validations * validation + evaluation) / assembly.workers
+    branches = len(assembly.plan.method.branches)
+    # Each branch is attacked for itself. The adaptive adversary also tries the other branch, and both at once.
+    attacks = branches if branches == 1 else branches + (branches - 1) + branches
+    evaluation = sum(len(c.test) for c in clients) * attacks * (attack + image)
+    return Estimate(
+        startup=0.0 if workers == 1 else _WORKER_SECONDS * math.ceil(workers / cores()),
+        training=(training + validations * validation) / workers,
+        evaluation=evaluation / workers + sum(step.values()),  # and the trial that counts operations
+    )
 
 
-def _step_seconds(assembly: Assembly, role: Role) -> float:
-    """One training step of a client of this role, on a copy of the network: half of two, because some need pairs."""
+def _step_seconds(assembly: Assembly, duty: Duty) -> float:
+    """One training step of a client with this duty, on a copy of the network: half of two, because some need pairs.
+
+    Where a share of the batches is adversarial, it is that share of such a step and the rest of a standard one.
+    """
+    if 0 < duty.at_share < 1:
+        whole, plain = _step_seconds(assembly, Role.AT.duty), _step_seconds(assembly, PLAIN)
+        return duty.at_share * whole + (1 - duty.at_share) * plain
     net = copy.deepcopy(assembly.net)
-    client = next(c for c in assembly.federation.clients if c.role is role)
+    client = assembly.federation.clients[0]
     x, y = client.train.pixels(slice(0, assembly.experiment.train.batch_size))
     method, random = assembly.plan.method, generator(0, "estimate")
     device = next(net.parameters()).device
     two = [(x.to(device), y.to(device))] * 2
-    train, objective = method.training_of(role), method.objective(role, calibrate=True)
-    return _shortest(lambda: train(net, two, objective, lr=1e-9, memory={}, generator=random)) / 2
+    train, objective = method.training_of(duty.role), method.objective(duty, calibrate=True)
+    return _shortest(lambda: train(net, two, LocalTask(objective, 1e-9, random))) / 2
 
 
-def _forward_seconds(assembly: Assembly) -> float:
-    """One forward pass, per image."""
+def _pass_seconds(assembly: Assembly) -> tuple[float, float]:
+    """One pass forward, and one that goes back to the pixels, per image."""
     net, images = assembly.net, assembly.federation.clients[0].test
-    x = images.pixels(slice(0, 64))[0].to(next(net.parameters()).device)
-    with torch.no_grad(), evaluating(net):
-        return _shortest(lambda: net(x, Branch.CLEAN, Stats.FROZEN)) / len(x)
+    x = images.pixels(slice(0, 32))[0].to(next(net.parameters()).device)
+
+    def forward() -> Tensor:
+        return cast(Tensor, net(x, Branch.CLEAN, Stats.FROZEN))
+
+    with evaluating(net):
+        with torch.no_grad():
+            image = _shortest(forward)
+        x.requires_grad_()
+        return image / len(x), _shortest(lambda: torch.autograd.grad(forward().sum(), x)) / len(x)
 
 
 def _shortest(action: Callable[[], object]) -> float:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedrbn.config import AtUsers, make
-from fedrbn.cost.count import actual_macs_of, padded, paper_forward_macs, paper_macs, per_epoch, roles, without_images
-from fedrbn.cost.units import Duty, units
+from fedrbn.cost.count import actual_macs_of, duties, padded, paper_forward_macs, paper_macs, per_epoch, without_images
+from fedrbn.cost.units import PLAIN, units
 from fedrbn.federated.assemble import Assembly
-from fedrbn.types import Role
+from fedrbn.types import Duty, Role
 
 ONE_DOMAIN = {"digits": "mnist", "domainnet": "real"}
 """The data sets of the benchmark, and the domain whose users are AT users where only one domain's are."""
@@ -18,7 +18,7 @@ LAMBDAS = (0.0, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
-class Cell:
+class BenchmarkCost:
     """A setting of the benchmark; λ does not matter where all users are AT users."""
 
     data: str
@@ -28,21 +28,23 @@ class Cell:
     """The counts `paper` and `actual`."""
 
 
-def benchmark() -> Iterator[Cell]:
+def benchmark() -> Iterator[BenchmarkCost]:
     """FedRBN in every setting of the benchmark table at the paper's size; λ = 0 is also the cost of the baselines."""
     for data, domain in ONE_DOMAIN.items():
-        actual: dict[tuple[Role, float], int] = {}
+        actual: dict[tuple[Duty, float], int] = {}
         choices: dict[str, AtUsers] = {"all": 1.0, "20 %": 0.2, domain: (domain,)}
         for at, users in choices.items():
             for lam in LAMBDAS[: 1 if at == "all" else None]:
                 assembly = setting(data, users, lam)
-                prices = {role: (role, lam if role is Role.ST else 0.0) for role in roles(assembly.plan)}
-                for role, key in prices.items():
+                prices = {duty: (duty, lam if duty.role is Role.ST else 0.0) for duty in duties(assembly.plan)}
+                for duty, key in prices.items():
                     if key not in actual:  # on AlexNet a trial takes seconds, and what an AT user does has no λ
                         net, shape = copy.deepcopy(assembly.net), assembly.federation.image_shape
-                        actual[key] = actual_macs_of(net, assembly.plan, role, shape)
-                spent = per_epoch(assembly.plan, paper_macs(assembly), {r: actual[key] for r, key in prices.items()})
-                yield Cell(data, at, None if at == "all" else lam, spent)
+                        actual[key] = actual_macs_of(net, assembly.plan, duty, shape)
+                spent = per_epoch(
+                    assembly.plan, paper_macs(assembly), {duty: actual[key] for duty, key in prices.items()}
+                )
+                yield BenchmarkCost(data, at, None if at == "all" else lam, spent)
 
 
 def setting(data: str, at: AtUsers, lam: float) -> Assembly:
@@ -60,4 +62,4 @@ def free_at_total() -> int:
     assembly = setting("digits", 1.0, 0.0)
     images = sum(padded(assembly.plan, member) for member in assembly.plan.members)
     forward = paper_forward_macs(assembly.net, assembly.federation.image_shape)
-    return assembly.plan.train.rounds * images * units(Duty.ST, 0, None) * forward
+    return assembly.plan.train.rounds * images * round(units(PLAIN, 0)) * forward

@@ -1,33 +1,42 @@
-"""What a client can do in a round, and what one image costs it in forward passes; a backward pass counts as two.
+"""What one image costs a client with a duty, in forward passes; a backward pass counts as two.
 
 ST 3, PNC 6 (4 if λ = 1, where the clean loss needs no backward), AT with n steps (n + 1)·3 + 3.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass
+
+from fedrbn.types import Duty, Role
+
+PLAIN = Duty(lam=0.0)
+"""Standard training without calibration: what every other duty is compared with."""
 
 
-class Duty(Enum):
-    """What a device does in a round."""
+@dataclass(frozen=True)
+class Passes:
+    """Passes of one image; an attack's step goes forward and back."""
 
-    AT = "AT"
-    PART_AT = "fractional AT"
-    PNC = "PNC"
-    ST = "ST"
-    NONE = "left out"
+    forward: float
+    backward: float
+    attack: float
+
+    @property
+    def units(self) -> float:
+        """In forward passes."""
+        return self.forward + 2 * self.backward + 3 * self.attack
 
 
-def units(duty: Duty, attack_steps: int, lam: float | None) -> int:
+def passes(duty: Duty, attack_steps: int) -> Passes:
+    """What one image costs, in the mean over batches; a duty whose λ is left open counts as plain standard training."""
+    if duty.role is Role.AT:
+        share = duty.at_share  # the other batches are standard training: one pass forward and one back
+        return Passes(1 + share, 1 + share, share * attack_steps)
+    if not duty.lam:
+        return Passes(1, 1, 0)
+    return Passes(2, 1 if duty.lam == 1 else 2, 0)
+
+
+def units(duty: Duty, attack_steps: int) -> float:
     """The cost of one image in forward passes."""
-    forward, backward, attack = _passes(duty, attack_steps, lam)
-    return forward + 2 * backward + 3 * attack
-
-
-def _passes(duty: Duty, attack_steps: int, lam: float | None) -> tuple[int, int, int]:
-    """(forward, backward, attack) passes of one image."""
-    if duty is Duty.AT:
-        return 2, 2, attack_steps
-    if duty is Duty.PNC:
-        return 2, 1 if lam == 1 else 2, 0
-    return 1, 1, 0
+    return passes(duty, attack_steps).units

@@ -8,12 +8,13 @@ Importing this package is cheap: PyTorch and the data come in when `load` is cal
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from fedrbn.builtin.data_sets import AVAILABLE as AVAILABLE
 from fedrbn.builtin.data_sets import Description as Description
-from fedrbn.errors import DataError
+from fedrbn.builtin.data_sets import folder_named
+from fedrbn.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from fedrbn.data.samples import DataSet, Federation
@@ -32,19 +33,19 @@ def load(name: str, image_size: int | None = None) -> DataSet | Federation:
     if name in AVAILABLE:
         loaded: DataSet = AVAILABLE[name](image_size)
         return loaded
-    path = Path(name).expanduser()
-    if path.is_dir():
+    folder = folder_named(name)
+    if folder is not None:
         from fedrbn.data.sets.folder import image_folder  # noqa: PLC0415
 
-        return image_folder(path, image_size)
+        return image_folder(folder, image_size)
     if plugins.is_reference(name):
         return _load_own(name, image_size)
-    if len(path.parts) > 1:
+    if len(PurePath(name).parts) > 1:
         raise DataError(
-            f"got data {name!r}, which is not a folder here; expected <root>/<domain>/<class>/*.jpg|png. "
+            f"got data {name!r}, which is not a folder here; expected <root>/<domain>/<class>/*.jpg|jpeg|png|webp. "
             f"Correct the path, or use one of {', '.join(AVAILABLE)}."
         )
-    raise plugins.unknown("data", name, AVAILABLE)
+    raise ConfigError(f"{plugins.unknown('data', name, AVAILABLE)} There is no folder {name!r} here either.")
 
 
 def _load_own(name: str, image_size: int | None) -> DataSet | Federation:
@@ -52,6 +53,8 @@ def _load_own(name: str, image_size: int | None) -> DataSet | Federation:
     from fedrbn.data.samples import DataSet, Federation  # noqa: PLC0415
 
     found = plugins.resolve(name)
+    if not isinstance(found, DataSet | Federation) and not plugins.accepts(found, 1):
+        raise DataError(plugins.wrong_signature("data", name, found))
     made = found(image_size) if callable(found) else found
     if not isinstance(made, DataSet | Federation):
         raise DataError(

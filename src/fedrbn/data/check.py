@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrbn import data
+from fedrbn.builtin.data_sets import folder_named
 from fedrbn.data.duplicates import Fingerprints, fingerprints, joined, matches
 from fedrbn.data.federation import pooled
 from fedrbn.data.imaging import to_channels_first
 from fedrbn.data.official import OFFICIAL
 from fedrbn.data.prepare import changed_files
 from fedrbn.data.prepared import prepared_folder
-from fedrbn.data.samples import DataSet, Federation, Samples
-from fedrbn.data.sets.folder import SPLIT_SEED, TEST_SHARE, decode, image_files, parts_of, subfolders
+from fedrbn.data.samples import LEAST_CLASSES, DataSet, Federation, Samples
+from fedrbn.data.sets.folder import SPLIT_SEED, TEST_SHARE, decode, ignored_files, image_files, parts_of, subfolders
 from fedrbn.data.train_test import stratified
 
 
@@ -54,11 +55,21 @@ class Report:
     """Files that cannot be used, each with the reason."""
     exact: tuple[Pair, ...]
     near: tuple[Pair, ...]
+    ignored: tuple[str, ...] = ()
+    """Files that are not read as images, each with the reason."""
+
+    @property
+    def filled(self) -> tuple[str, ...]:
+        """The classes that have a training image in some domain."""
+        return tuple(label for label in self.classes if any(domain.train[label] for domain in self.domains))
 
     @property
     def passed(self) -> bool:
-        """No broken file, and no test image that is also trained on; near duplicates are for a person to judge."""
-        return not self.broken and not self.exact
+        """Two classes to tell apart, no broken file, and no test image that is also trained on.
+
+        Near duplicates and ignored files are for a person to judge.
+        """
+        return len(self.filled) >= LEAST_CLASSES and not self.broken and not self.exact
 
 
 @dataclass(frozen=True)
@@ -78,9 +89,9 @@ class _Part:
 
 def check(name: str) -> Report:
     """Check an image folder file by file, or any other data as `data.load` gives them."""
-    path = Path(name).expanduser()
-    if name not in data.AVAILABLE and path.is_dir():
-        return check_folder(path)
+    folder = folder_named(name)
+    if folder is not None:
+        return check_folder(folder)
     loaded = data.load(name)
     broken: tuple[str, ...] = ()
     if name in data.AVAILABLE and data.AVAILABLE[name].needs_files:
@@ -101,7 +112,8 @@ def check_folder(root: Path) -> Report:
     for domain, places in folders.items():
         parts = [_scan(root, place, classes, broken) for place in places]
         domains[domain.name] = (parts[0], parts[1]) if len(parts) > 1 else _split(parts[0])
-    return _report(root.resolve().name, classes, domains, tuple(broken))
+    ignored = tuple(f"{name}: {reason}" for name, reason in ignored_files(root, folders))
+    return replace(_report(root.resolve().name, classes, domains, tuple(broken)), ignored=ignored)
 
 
 def check_samples(dataset: DataSet, broken: tuple[str, ...] = ()) -> Report:

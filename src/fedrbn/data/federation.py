@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from fedrbn.builtin.data_sets import OWN_DATA
 from fedrbn.config import AtUsers, Dirichlet, FederationConfig, FirstDomains
 from fedrbn.data.partition import Index, dirichlet_sizes, even_sizes, held_out, least_count, skewed_labels
-from fedrbn.data.samples import Client, DataSet, Domain, Federation, Samples
+from fedrbn.data.samples import LEAST_CLASSES, Client, DataSet, Domain, Federation, Samples
 from fedrbn.errors import DataError
 from fedrbn.randomness import derive
 from fedrbn.types import Role
@@ -31,8 +32,9 @@ def build(data: DataSet | Federation, config: FederationConfig, seed: int) -> Fe
     """
     if isinstance(data, Federation):
         return _adopted(data, config)
+    _check_classes([domain.train for domain in data.domains], data.classes)
     names = tuple(domain.name for domain in data.domains)
-    at = at_users({name: [_user(name, i) for i in range(config.users_per_domain)] for name in names}, config.at)
+    at = _adversarial({name: [_user(name, i) for i in range(config.users_per_domain)] for name in names}, config)
     total = _training_images(data, config)
     clients = tuple(
         client for domain in data.domains for client in _clients(domain, config, total, at, seed, data.augment)
@@ -43,29 +45,57 @@ def build(data: DataSet | Federation, config: FederationConfig, seed: int) -> Fe
         labels={domain.name: domain.label for domain in data.domains},
         classes=data.classes,
         equal_sizes=not isinstance(config.partition.sizes, Dirichlet),
+        remarks=(*data.remarks, *_unused(data, total)),
     )
+
+
+def _unused(data: DataSet, total: int) -> list[str]:
+    """A line that says how many training images are left out, if any."""
+    every = sum(len(domain.train) for domain in data.domains)
+    smallest = min(data.domains, key=lambda domain: len(domain.train))
+    if total * len(data.domains) == every:
+        return []
+    return [
+        f"{total * len(data.domains):,} of {every:,} training images are used: {total:,} of each domain, because "
+        f"{smallest.name}, the smallest, has {len(smallest.train):,}"
+    ]
 
 
 def _adopted(federation: Federation, config: FederationConfig) -> Federation:
     """A ready-made federation under this config, which has no say in how its data are divided."""
+    _check_classes([client.train for client in federation.clients], federation.classes)
     usual = FederationConfig()
+    defaults = (usual, usual.model_copy(update=dict(OWN_DATA["federation"])))
     # Values are compared, not which were given: an experiment that was written and read back has them all.
-    changed = [name for name in _DIVIDING if getattr(config, name) != getattr(usual, name)]
+    changed = min(
+        ([name for name in _DIVIDING if getattr(config, name) != getattr(each, name)] for each in defaults), key=len
+    )
     if changed:
         raise DataError(
             f"got federation.{', federation.'.join(changed)} with data that are a federation already; expected only "
-            "federation.at and federation.participants. Remove the setting, or divide the data in your own code."
+            "federation.at or federation.duties, and federation.participants. Remove the setting, or divide the data "
+            "in your own code."
         )
-    if config.at == usual.at:
+    if config.at == usual.at and config.duties is None:
         return federation
     members = {
         domain: [client.id for client in federation.clients if client.domain == domain] for domain in federation.domains
     }
-    at = at_users(members, config.at)
+    at = _adversarial(members, config)
     return replace(
         federation,
         clients=tuple(replace(c, role=Role.AT if c.id in at else Role.ST) for c in federation.clients),
     )
+
+
+def _check_classes(parts: Sequence[Samples], classes: Sequence[str]) -> None:
+    """Refuse training data of one class, which any network gets right."""
+    found = sorted({int(label) for part in parts for label in set(part.labels.tolist())})
+    if len(found) < LEAST_CLASSES:
+        raise DataError(
+            f"got training images of the class {classes[found[0]]!r} only; expected at least two classes, or there is "
+            "nothing to tell apart. Add images of another class."
+        )
 
 
 def pooled(federation: Federation, name: str) -> DataSet:
@@ -81,6 +111,22 @@ def pooled(federation: Federation, name: str) -> DataSet:
 def _joined(parts: list[Samples]) -> Samples:
     filled = [part for part in parts if len(part)]
     return Samples(torch.cat([part.images for part in filled]), torch.cat([part.labels for part in filled]))
+
+
+def _adversarial(users: Mapping[str, Sequence[str]], config: FederationConfig) -> frozenset[str]:
+    """The ids of the users that train any batch adversarially, by `config.duties` or else by `config.at`."""
+    if config.duties is None:
+        return at_users(users, config.at)
+    planned, ids = config.duties.clients, [user for own in users.values() for user in own]
+    for name in planned:
+        _known(name, ids, "user", "federation.duties")
+    missing = [user for user in ids if user not in planned]
+    if missing:
+        raise DataError(
+            f"got federation.duties without user {missing[0]!r}; expected a duty for each of the {len(ids)} users. Add "
+            "it as a device to the fleet and plan again."
+        )
+    return frozenset(user for user, own in planned.items() if own.at_share)
 
 
 def at_users(users: Mapping[str, Sequence[str]], at: AtUsers) -> frozenset[str]:
@@ -118,12 +164,12 @@ def _chosen_domains(domains: Sequence[str], chosen: int | tuple[str, ...]) -> tu
     return tuple(domains[:chosen])
 
 
-def _known(name: str, known: Sequence[str], kind: str) -> str:
+def _known(name: str, known: Sequence[str], kind: str, setting: str = "federation.at") -> str:
     if name in known:
         return name
     nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     advice = f"Did you mean {', '.join(nearest)}?" if nearest else f"There are {', '.join(known[:5])}."
-    raise DataError(f"got {name!r} in federation.at; expected a {kind} of this federation. {advice}")
+    raise DataError(f"got {name!r} in {setting}; expected a {kind} of this federation. {advice}")
 
 
 def _training_images(dataset: DataSet, config: FederationConfig) -> int:

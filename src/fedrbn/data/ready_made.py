@@ -1,11 +1,12 @@
-"""Federations from partitions in the style of Hugging Face datasets and flwr-datasets.
+"""Federations from partitions in the style of PyTorch, Hugging Face datasets and flwr-datasets.
 
     from flwr_datasets import FederatedDataset
     fleet = FederatedDataset(dataset="mnist", partitioners={"train": 10})
     def make(image_size):
         return from_partitions([fleet.load_partition(i) for i in range(10)], image_size=image_size)
 
-A partition is anything with a length whose items are mappings with an image and a label; neither package is imported.
+A partition is anything with a length whose items are an image and a label: a pair, as in PyTorch's data sets, or a
+mapping. None of these packages is imported.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from fedrbn.randomness import derive
 from fedrbn.types import Role
 
 
-class Partition(Protocol):
-    """One client's data: items such as {"image": …, "label": 3}.
+class ReadyPartition(Protocol):
+    """One client's data: items such as (image, 3) or {"image": …, "label": 3}.
 
-    An image is a Pillow image, an array of uint8 [height, width] or [height, width, channels], or a tensor of uint8
-    [channels, height, width].
+    An image is a Pillow image, an array [height, width] or [height, width, channels], or a tensor [height, width] or
+    [channels, height, width]. Numbers are uint8, or floats from 0 to 1, which become uint8: the nearest of 256 levels.
     """
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 def from_partitions(
-    partitions: Sequence[Partition],
+    partitions: Sequence[ReadyPartition],
     *,
-    test: Sequence[Partition] | None = None,
+    test: Sequence[ReadyPartition] | None = None,
     test_share: float = 0.2,
     validation: float = 0.25,
     domains: Sequence[str] | None = None,
@@ -67,8 +68,8 @@ def from_partitions(
         classes: Their names; None takes those of the label's feature, or numbers.
         at: Who trains adversarially: a ratio of each domain's clients, or names of domains or clients.
         image_size: Images are squeezed to this side; None keeps their size, which must be the same for all.
-        image: The key of the image in an item.
-        label: The key of the label in an item.
+        image: The key of the image in an item that is a mapping.
+        label: The key of the label in an item that is a mapping.
         augment: Whether training images are flipped and rotated at random.
         seed: Decides what is held out.
     """
@@ -116,26 +117,48 @@ def _named(count: int, domains: Sequence[str] | None) -> dict[str, str]:
     return {f"{domain}-{given[:row].count(domain)}": domain for row, domain in enumerate(given)}
 
 
-def _samples(partition: Partition, where: str, size: int | None, image: str, label: str) -> Samples:
+def _samples(partition: ReadyPartition, where: str, size: int | None, image: str, label: str) -> Samples:
     if not len(partition):
         raise DataError(f"got no items in {where}; expected at least one. Leave it out.")
     pixels, labels = [], []
     for row in range(len(partition)):
-        item = partition[row]
-        for key in (image, label):
-            if key not in item:
-                raise DataError(
-                    f"got an item with {', '.join(map(str, item))} in {where}; expected {key!r}. Say which to use: "
-                    'from_partitions(…, image="img", label="fine_label").'
-                )
-        pixels.append(_pixels(item[image], f"item {row} of {where}", size))
+        picture, number = _pair(partition[row], row, where, image, label)
+        pixels.append(_pixels(picture, f"item {row} of {where}", size))
         if pixels[-1].shape != pixels[0].shape:
             raise DataError(
                 f"got an image of {pixels[-1].shape[1]} x {pixels[-1].shape[0]} pixels as item {row} of {where}; "
                 f"expected {pixels[0].shape[1]} x {pixels[0].shape[0]}, as the first. Give an image_size."
             )
-        labels.append(int(item[label]))
+        labels.append(_label(number, f"item {row} of {where}"))
     return Samples(to_channels_first(np.stack(pixels)), torch.tensor(labels))
+
+
+def _pair(item: object, row: int, where: str, image: str, label: str) -> tuple[object, object]:
+    """The image and the label of an item."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    if not isinstance(item, Mapping):
+        shown = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
+        raise DataError(
+            f"got {shown} as item {row} of {where}; expected a pair (image, label), or a mapping such as "
+            "{'image': …, 'label': 3}."
+        )
+    for key in (image, label):
+        if key not in item:
+            raise DataError(
+                f"got an item with {', '.join(map(str, item))} in {where}; expected {key!r}. Say which to use: "
+                'from_partitions(…, image="img", label="fine_label").'
+            )
+    return item[image], item[label]
+
+
+def _label(value: object, where: str) -> int:
+    """A class as a whole number, from anything that holds just that."""
+    array = value.numpy(force=True) if isinstance(value, Tensor) else np.asarray(value)
+    if array.size == 1 and array.dtype.kind in "iuf" and int(array.item()) == array.item():
+        return int(array.item())
+    shown = repr(value)[:40] if isinstance(value, str) else f"{array.dtype} of shape {array.shape}"
+    raise DataError(f"got the label {shown} as {where}; expected the class as a whole number, from 0 on.")
 
 
 def _pixels(image: object, where: str, size: int | None) -> NDArray[np.uint8]:
@@ -143,16 +166,29 @@ def _pixels(image: object, where: str, size: int | None) -> NDArray[np.uint8]:
     if isinstance(image, Tensor):
         image = image.movedim(0, -1).numpy(force=True) if image.ndim == 3 else image.numpy(force=True)
     if not isinstance(image, Image.Image):
-        array = np.asarray(image)
+        array = _as_bytes(np.asarray(image), where)
         grey_or_colour = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))
         if array.dtype != np.uint8 or not grey_or_colour or 0 in array.shape:
             raise DataError(
-                f"got an image of {array.dtype} and shape {array.shape} as {where}; expected a Pillow image, or uint8 "
-                "pixels [height, width] or [height, width, 3] (a tensor: [3, height, width]). Scale floats by 255."
+                f"got an image of {array.dtype} and shape {array.shape} as {where}; expected a Pillow image, or pixels "
+                "[height, width] or [height, width, 3] (a tensor: [3, height, width]) as uint8, or floats from 0 to 1."
             )
         image = Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
     colour = image.convert("RGB")
     return np.asarray(colour if size is None else colour.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def _as_bytes(array: NDArray[Any], where: str) -> NDArray[Any]:
+    """Floats from 0 to 1 as uint8, rounded; anything else as it is."""
+    if array.dtype.kind != "f" or not array.size:
+        return array
+    low, high = float(array.min()), float(array.max())
+    if not (low >= 0 and high <= 1):
+        raise DataError(
+            f"got float pixels from {low:.3g} to {high:.3g} as {where}; expected 0 to 1. Leave out Normalize and its "
+            "kin, which networks do themselves, and divide by 255 where pixels go up to 255."
+        )
+    return (array * 255).round().astype(np.uint8)
 
 
 def _split(samples: Samples, share: float, seed: int, user: str) -> tuple[Samples, Samples]:
@@ -160,10 +196,13 @@ def _split(samples: Samples, share: float, seed: int, user: str) -> tuple[Sample
     return samples.take(torch.from_numpy(train)), samples.take(torch.from_numpy(test))
 
 
-def _class_names(first: Partition, label: str, clients: list[Client]) -> tuple[str, ...]:
-    """Those of a Hugging Face `ClassLabel`, or as many numbers as the labels need."""
-    feature = (getattr(first, "features", None) or {}).get(label)
-    if names := getattr(feature, "names", None):
-        return tuple(map(str, names))
+def _class_names(first: ReadyPartition, label: str, clients: list[Client]) -> tuple[str, ...]:
+    """Those of a Hugging Face `ClassLabel` or of torchvision's `classes`, or as many numbers as the labels need."""
+    features = getattr(first, "features", None)
+    feature = features.get(label) if isinstance(features, Mapping) else None
+    whole = getattr(first, "dataset", first)  # behind PyTorch's Subset
+    for names in (getattr(feature, "names", None), getattr(whole, "classes", None)):
+        if isinstance(names, list | tuple) and names:
+            return tuple(map(str, names))
     labels = torch.cat([part.labels for client in clients for part in (client.train, client.validation, client.test)])
     return tuple(map(str, range(int(labels.max()) + 1)))

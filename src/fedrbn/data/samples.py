@@ -13,6 +13,8 @@ from fedrbn.errors import DataError
 from fedrbn.types import Role
 
 _LEAST_TRAINING = 2
+LEAST_CLASSES = 2
+"""With one class every network is right, whatever it says."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class DataSet:
     classes: tuple[str, ...]
     augment: bool = False
     """Whether training images are flipped and rotated at random, as FedBN does with photos; held-out ones never are."""
+    remarks: tuple[str, ...] = ()
+    """What whoever trains on them should know: files that were left out, say."""
 
     def __post_init__(self) -> None:
         names = [domain.name for domain in self.domains]
@@ -146,6 +150,8 @@ class Federation:
     classes: tuple[str, ...]
     equal_sizes: bool
     """False when users drew different numbers of images: then every user runs the same number of iterations."""
+    remarks: tuple[str, ...] = ()
+    """See `DataSet.remarks`."""
 
     def __post_init__(self) -> None:
         ids = [client.id for client in self.clients]

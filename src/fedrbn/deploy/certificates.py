@@ -60,7 +60,7 @@ def make_authority(name: str, days: int = AUTHORITY_DAYS) -> Issued:
     return _signed(builder, key, key)
 
 
-def issue(authority: Issued, hosts: Iterable[str], days: int = SERVER_DAYS) -> Issued:
+def issue(authority: Issued, hosts: Iterable[str], days: float = SERVER_DAYS) -> Issued:
     """A server certificate for these host names and addresses, and for the loopback."""
     names = subject_names(hosts)
     parent = x509.load_pem_x509_certificate(authority.certificate)
@@ -120,7 +120,7 @@ def _subject(name: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (

@@ -15,7 +15,7 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,7 +25,7 @@ from fedrbn.deploy import processes
 from fedrbn.deploy.processes import Running
 from fedrbn.deploy.site import SUPERLINK, Node, Site, SitePlan
 from fedrbn.errors import DeployError
-from fedrbn.runs.directory import write_atomically
+from fedrbn.files import write_atomically
 
 STARTUP = 120.0
 """Seconds a process may take to come up; a busy small machine needs several."""
@@ -48,8 +48,14 @@ class RunningFleet:
         started = self._launch(SUPERLINK, self.site.server / "superlink.sh")
         deadline = time.monotonic() + startup
         while started.alive() and time.monotonic() < deadline:
-            if _answers(self.site):
-                return started
+            try:
+                if _answers(self.site):
+                    return started
+            except ssl.SSLCertVerificationError as error:
+                raise DeployError(
+                    f"got a SuperLink whose certificate is refused: {error.verify_message}; expected one that the "
+                    "site's authority has signed and that is valid now. Renew it with fedrbn deploy renew --server."
+                ) from None
             time.sleep(PAUSE)
         fault = f"does not answer after {startup:g} s" if started.alive() else "ended at its start"
         raise DeployError(f"got a SuperLink that {fault}; its last words:\n{started.tail()}")
@@ -211,10 +217,17 @@ def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 
 def _answers(site: Site) -> bool:
-    """Whether a SuperLink with a certificate of the site's authority serves on the site's port."""
+    """Whether a SuperLink with a certificate of the site's authority serves on the site's port.
+
+    One with a certificate that is not valid is an error: it will not get better by waiting.
+    """
     context = ssl.create_default_context(cafile=str(site.server / "ca.crt"))
     connection = http.client.HTTPSConnection("127.0.0.1", site.port, context=context, timeout=5)
-    with suppress(OSError, http.client.HTTPException), closing(connection):
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.client.OK
-    return False
+    with closing(connection):
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.client.OK
+        except ssl.SSLCertVerificationError:
+            raise
+        except (OSError, http.client.HTTPException):
+            return False

@@ -21,7 +21,7 @@ PAUSE = 0.1
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProcessIdentity:
     """A process as the system names it. The start time tells it from a later one that got the same number."""
 
     pid: int
@@ -68,7 +68,7 @@ def launch(name: str, command: Sequence[str], log: Path, environment: Mapping[st
     return Running(name, process, log, offset)
 
 
-def family(pid: int) -> set[Identity]:
+def family(pid: int) -> set[ProcessIdentity]:
     """The process that was launched with this pid, the rest of its process group, and all their descendants.
 
     A descendant whose parent has ended still belongs to the group; one that left the group still has its parent.
@@ -105,12 +105,12 @@ def kill(running: Running) -> None:
     _wait_for_end([running], members, 10.0)
 
 
-def alive(members: set[Identity]) -> set[Identity]:
+def alive(members: set[ProcessIdentity]) -> set[ProcessIdentity]:
     """Those of the processes that still run."""
     return members & {row.who for row in _process_table()}
 
 
-def _wait_for_end(running: Sequence[Running], members: set[Identity], patience: float) -> set[Identity]:
+def _wait_for_end(running: Sequence[Running], members: set[ProcessIdentity], patience: float) -> set[ProcessIdentity]:
     """The processes that are still there when patience ends."""
     deadline = time.monotonic() + patience
     while True:
@@ -130,7 +130,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 @dataclass(frozen=True)
 class _Row:
-    who: Identity
+    who: ProcessIdentity
     parent: int
     group: int
 
@@ -141,7 +141,7 @@ def _process_table() -> list[_Row]:
     listing = subprocess.run(["ps", "-axo", columns], capture_output=True, text=True, check=True)  # noqa: S603, S607
     rows = (line.split(maxsplit=4) for line in listing.stdout.splitlines())
     return [
-        _Row(Identity(int(pid), started), int(parent), int(group))
+        _Row(ProcessIdentity(int(pid), started), int(parent), int(group))
         for pid, parent, group, state, started in rows
         if not state.startswith("Z")
     ]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import logging
 from base64 import b64decode
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from flwr.common.constant import (
     TIMESTAMP_TOLERANCE,
 )
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.corestate import sql_corestate
 from flwr.supercore.date import now
 from flwr.supercore.http_logging import get_uvicorn_log_config
 from flwr.supercore.logger import console_handler
@@ -53,6 +55,10 @@ SMALL = 64 * 1024
 LARGE = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + 1024 * 1024
 """Bytes of a request with results. Flower sends a model of any size in pieces of 5 MiB (the environment variable
 FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, which must be the same on all machines); the rest is for names."""
+STARTING = 120
+"""Seconds that a process which the SuperLink has started may take until it says that it runs. Flower gives it 30. Its
+imports alone take longer on a small or busy machine; then it is refused and started anew, without end. Flower takes
+the number from that of a task's heartbeats, so a server program that has died is missed after two times this."""
 REFUSAL = "Only the Fleet API is open to other machines. Run flwr commands on the machine of the SuperLink."
 
 
@@ -167,14 +173,27 @@ def unauthenticated(scope: Scope) -> Denial | None:
         signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
         timestamp = headers[TIMESTAMP_HEADER]
         age = (now() - datetime.datetime.fromisoformat(timestamp)).total_seconds()
-        genuine = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE and verify_signature(
-            bytes_to_public_key(key), timestamp.encode("ascii"), signature
-        )
+        genuine = verify_signature(bytes_to_public_key(key), timestamp.encode("ascii"), signature)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError, UnsupportedAlgorithm):
         genuine = False
-    if genuine and (scope["path"] in BEFORE_REGISTRATION or _registered(state, key)):
+    lately = genuine and -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+    if lately and (scope["path"] in BEFORE_REGISTRATION or _registered(state, key)):
         return None
+    if genuine and not lately and _registered(state, key):
+        return _wrong_clock(age, scope)
     return Denial(401, "got no valid signature of a registered node; expected one before the body. Register its key.")
+
+
+def _wrong_clock(age: float, scope: Scope) -> Denial:
+    """A registered node whose clock differs: it ends without a word of why, so the server's log says it."""
+    caller = (scope.get("client") or ("unknown",))[0]
+    reason = (
+        f"got a request that a registered node signed {abs(age):.0f} s {'ago' if age > 0 else 'ahead'}; expected at "
+        f"most {TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE} s ago by this clock. Set the clock of the node at "
+        f"{caller}."
+    )
+    logging.getLogger("uvicorn.error").warning(reason)
+    return Denial(401, reason)
 
 
 def _registered(state: Any, key: bytes) -> bool:
@@ -201,6 +220,7 @@ def guarded(app: FastAPI) -> FastAPI:
 def main() -> None:
     """Start the SuperLink and serve until a signal ends it."""
     config = _parse_superlink_lifespan_config()
+    setattr(sql_corestate, "HEARTBEAT_DEFAULT_INTERVAL", STARTING)  # noqa: B010  (Flower has no setting for it)
     uvicorn.run(
         app=guarded(create_app(config, SuperLinkLifespan)),
         host=config.host,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -19,10 +18,8 @@ from torch.nn import functional as F
 
 from fedrbn.attacks import Logits, LogitsAttack, Oblivious, Untargeted
 from fedrbn.data.samples import Samples
-from fedrbn.nets.dual_bn import DualNet, plain
-from fedrbn.nets.fold import fold
-from fedrbn.nets.state import batch_norms
-from fedrbn.types import Branch, Stats
+from fedrbn.federated.protocol import Network
+from fedrbn.types import Branch
 
 BATCH = 128
 """Images per pass; per image, batches from 32 to 512 took the same time within a tenth on one CPU core."""
@@ -51,18 +48,18 @@ def deployment_name(deployment: Deployment) -> str:
     return deployment.value if isinstance(deployment, Branch) else deployment.name
 
 
-def logits_of(net: DualNet, deployment: Deployment) -> Logits:
+def logits_of(net: Network, deployment: Deployment) -> Logits:
     """The deployed network as a function of pixels; an attack on it goes through the rule, if there is one."""
-    return _combined({branch: partial(net, branch=branch, stats=Stats.FROZEN) for branch in Branch}, deployment)
+    return _combined({branch: net.logits(branch) for branch in Branch}, deployment)
 
 
-def surface_of(net: DualNet, deployment: Deployment, example: Tensor) -> Logits:
+def surface_of(net: Network, deployment: Deployment, example: Tensor) -> Logits:
     """The same function for the adversary to differentiate: batch norm is folded where that is exact, which is faster.
 
     `example` is a batch of the inputs to come. Only `logits_of` decides whether a sample is right.
     """
     needed = (deployment,) if isinstance(deployment, Branch) else tuple(Branch)
-    return _combined({branch: fold(plain(net, branch), example).net for branch in needed}, deployment)
+    return _combined({branch: net.surface(branch, example) for branch in needed}, deployment)
 
 
 def _combined(branches: Mapping[Branch, Logits], deployment: Deployment) -> Logits:
@@ -109,10 +106,9 @@ class Accuracy:
             found.append(f"check bounds of {attacked}")
         return tuple(found)
 
-    def __call__(self, net: DualNet, samples: Samples, generator: Generator) -> dict[str, Tensor]:
+    def __call__(self, net: Network, samples: Samples, generator: Generator) -> dict[str, Tensor]:
         """See `Question`."""
-        device = next(net.parameters()).device
-        x, y = (part.to(device) for part in samples.pixels(slice(0, self.limit)))
+        x, y = (part.to(net.device) for part in samples.pixels(slice(0, self.limit)))
         right = self._right(net, x, y)
         found, inside = [right.cpu()], torch.ones_like(right)
         if isinstance(self.attack, Oblivious):  # not an adversary: simply other images
@@ -131,14 +127,14 @@ class Accuracy:
             found.append(inside.cpu())
         return dict(zip(self.names, found, strict=True))
 
-    def _right(self, net: DualNet, x: Tensor, y: Tensor) -> Tensor:
+    def _right(self, net: Network, x: Tensor, y: Tensor) -> Tensor:
         logits = logits_of(net, self.deployment)
         with torch.no_grad():
             parts = [logits(part).argmax(1) for part in torch.split(x, BATCH)] if len(x) else [y]
         return torch.cat(parts) == y
 
     def _withstood(
-        self, net: DualNet, x: Tensor, y: Tensor, standing: Tensor, views: tuple[Deployment, ...], generator: Generator
+        self, net: Network, x: Tensor, y: Tensor, standing: Tensor, views: tuple[Deployment, ...], generator: Generator
     ) -> tuple[Tensor, Tensor]:
         """`standing` without the samples that an attack through these views brings down; only those are attacked.
 
@@ -159,7 +155,7 @@ class Accuracy:
         return (near & (adversarial >= 0) & (adversarial <= 1)).flatten(1).all(1)
 
     def _attacked(
-        self, net: DualNet, x: Tensor, y: Tensor, views: tuple[Deployment, ...], generator: Generator
+        self, net: Network, x: Tensor, y: Tensor, views: tuple[Deployment, ...], generator: Generator
     ) -> Tensor:
         if self.attack is None or not len(x):
             return x
@@ -172,9 +168,9 @@ class Accuracy:
         )
 
 
-def other_views(net: DualNet, deployment: Deployment) -> tuple[tuple[Deployment, ...], ...]:
+def other_views(net: Network, deployment: Deployment) -> tuple[tuple[Deployment, ...], ...]:
     """Where an adaptive adversary looks besides the deployment: the branches that differ from it, and their mean."""
-    if not any(names.branch is Branch.NOISED for names in batch_norms(net)):
+    if Branch.NOISED not in net.branches:
         return ()
     return (*((branch,) for branch in Branch if branch is not deployment), tuple(Branch))
 

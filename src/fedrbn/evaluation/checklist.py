@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
-from scipy.stats import binom
 from torch import Generator, Tensor
 
 from fedrbn.attacks import PGD, LocalSearch, Logits, LogitsAttack, Margin, Oblivious, Untargeted, epsilon
@@ -47,6 +46,8 @@ off in 97 of 100 evaluations."""
 
 def most(images: int, share: float) -> int:
     """The largest number of so many images that chance explains if each fails with this probability."""
+    from scipy.stats import binom  # noqa: PLC0415  (a second of CPU that training does not need)
+
     return int(binom.ppf(1 - SIGNIFICANCE, images, share))
 
 

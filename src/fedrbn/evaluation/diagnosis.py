@@ -16,7 +16,7 @@ from fedrbn.attacks import Logits, Loss
 from fedrbn.attacks.protocols import margin
 from fedrbn.data.samples import Samples
 from fedrbn.evaluation.accuracy import Deployment, deployment_name, logits_of
-from fedrbn.nets.dual_bn import DualNet
+from fedrbn.federated.protocol import Network
 from fedrbn.types import Tensors
 
 INVISIBLE = 1e-5
@@ -43,10 +43,14 @@ class Diagnosis:
     deployment: Deployment
     samples: int
 
-    def __call__(self, net: DualNet, samples: Samples, generator: Generator) -> Tensors:
+    @property
+    def limit(self) -> int:
+        """See `Question`."""
+        return self.samples
+
+    def __call__(self, net: Network, samples: Samples, generator: Generator) -> Tensors:
         """See `fedrbn.evaluation.accuracy.Question`."""
-        device = next(net.parameters()).device
-        x, y = (part.to(device) for part in samples.pixels(slice(0, self.samples)))
+        x, y = (part.to(net.device) for part in samples.pixels(slice(0, self.samples)))
         logits = logits_of(net, self.deployment)
         signs = (torch.randint(0, 2, x.shape, generator=generator) * 2 - 1).to(x)
         found = {

@@ -6,23 +6,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fedrbn.attacks import AutoAttack, LocalSearch, LogitsAttack, Untargeted, attack_named, epsilon
+import torch
+
+from fedrbn.attacks import (
+    AutoAttack,
+    LocalSearch,
+    LogitsAttack,
+    Untargeted,
+    attack_named,
+    described,
+    epsilon,
+    from_config,
+    with_eps,
+)
 from fedrbn.config import Experiment
 from fedrbn.errors import FederationError
 from fedrbn.evaluation import checklist
 from fedrbn.evaluation.accuracy import Accuracy, Deployment, deployment_name
 from fedrbn.evaluation.checklist import Check, Evidence
-from fedrbn.evaluation.provenance import precision, versions
+from fedrbn.evaluation.provenance import precision_name, versions
 from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.evaluation.summary import columns, summary
 from fedrbn.federated.assemble import PreparedExperiment
 from fedrbn.federated.executors import malice
+from fedrbn.federated.options import configure
 from fedrbn.federated.prediction import predicting_branch
 from fedrbn.federated.privacy import accountant
 from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, ServerState
 from fedrbn.federated.server import round_of
 from fedrbn.federated.uploads.collection import in_order
-from fedrbn.types import Member, Tensors
+from fedrbn.types import Branch, Member, Tensors
 
 EXPENSIVE = (AutoAttack, LocalSearch)
 """Attacks that cost thousands of passes for each image: they are tried on a subset."""
@@ -51,15 +64,13 @@ def evaluate_clients(
 ) -> tuple[EvaluationRecord, Tensors]:
     """Ask every client; returns the record for tables and the answer to each question for each sample."""
     plan, experiment = prepared.plan, prepared.experiment
-    attacks = {text: attack_named(text) for text in settings.attacks}
-    if not attacks:
-        attacks = {main_label(experiment): prepared.adversary}
+    attacks = _attacks(experiment, settings, prepared.adversary, threat_eps(prepared))
     deployments: dict[str, Deployment] = {
         member.id: settings.deployment or predicting_branch(plan, state, member) for member in plan.members
     }
 
     def questions(member: Member) -> tuple[Question, ...]:
-        return _questions(prepared, settings, attacks, deployments[member.id])
+        return _questions(plan.method.branches, settings, attacks, deployments[member.id], threat_eps(prepared))
 
     answers, unanswered = ask_all(prepared, state, "test", questions, execute, settings.samples)
     checks = _checks(prepared, state, execute, settings, attacks, deployments, answers) if settings.checks else None
@@ -89,18 +100,58 @@ def evaluate_clients(
     return EvaluationRecord.from_json(line), stored
 
 
+def column_names(experiment: Experiment, settings: EvaluationSettings) -> list[str]:
+    """The columns that an evaluation of this experiment can have, known before anything is evaluated."""
+    adversary = Untargeted(from_config(experiment.attack))
+    eps = _eps(experiment, adversary)
+    attacks = _attacks(experiment, settings, adversary, eps)
+    branches = configure(experiment.method, adversary.attack).branches
+    deployments: list[Deployment] = [settings.deployment] if settings.deployment else list(branches)
+    found: dict[str, None] = {}
+    for deployment in deployments:
+        asked = _questions(branches, settings, attacks, deployment, eps)
+        answers = {name: torch.empty(0) for question in asked for name in question.names}
+        found |= dict.fromkeys(columns(_without_checks(answers), deployment_name(deployment), next(iter(attacks))))
+    return list(found)
+
+
+def column_named(name: str, experiment: Experiment, settings: EvaluationSettings) -> str:
+    """The column that a text means: attacks may be written without ε and branches as in tables, `ra[pgd-20]@BN_a`."""
+    name = name.replace("@BN_a", f"@{Branch.NOISED.value}").replace("@BN_c", f"@{Branch.CLEAN.value}")
+    metric, bracket, rest = name.partition("[")
+    text, _, after = rest.partition("]")
+    if not bracket:
+        return name
+    adversary = Untargeted(from_config(experiment.attack))
+    eps = _eps(experiment, adversary)
+    label, first = with_eps(text, eps), next(iter(_attacks(experiment, settings, adversary, eps)))
+    return f"{metric}{after}" if label == first and metric == "ra" else f"{metric}[{label}]{after}"
+
+
+def _attacks(
+    experiment: Experiment, settings: EvaluationSettings, adversary: LogitsAttack, eps: float
+) -> dict[str, LogitsAttack]:
+    """The attacks of an evaluation by their labels, which write out ε; the run's own if none are named."""
+    texts = [with_eps(text, eps) for text in settings.attacks]
+    return {text: attack_named(text, experiment.attack) for text in texts} or {main_label(experiment): adversary}
+
+
 def _questions(
-    prepared: PreparedExperiment, settings: EvaluationSettings, attacks: dict[str, LogitsAttack], deployment: Deployment
-) -> tuple[Question, ...]:
+    branches: tuple[Branch, ...],
+    settings: EvaluationSettings,
+    attacks: dict[str, LogitsAttack],
+    deployment: Deployment,
+    eps: float,
+) -> tuple[Accuracy, ...]:
     """What one client is asked: the deployment under every attack, and each branch under the main one."""
-    asked: list[Question] = [Accuracy(deployment)]
+    asked = [Accuracy(deployment)]
     for label, attack in attacks.items():
         limit = settings.subset if isinstance(attack, EXPENSIVE) else None
-        radius = checklist.radius(attack, threat_eps(prepared)) if settings.checks else None
+        radius = checklist.radius(attack, eps) if settings.checks else None
         asked.append(Accuracy(deployment, label, attack, settings.adaptive, limit, radius))
     label, attack = next(iter(attacks.items()))
     if not isinstance(attack, EXPENSIVE):
-        others = [branch for branch in prepared.plan.method.branches if branch is not deployment]
+        others = [branch for branch in branches if branch is not deployment]
         asked += [Accuracy(branch, label, attack) for branch in others]
     return tuple(asked)
 
@@ -153,8 +204,12 @@ def _branches_not_judged(prepared: PreparedExperiment, main: LogitsAttack, deplo
 
 def threat_eps(prepared: PreparedExperiment) -> float:
     """ε of the run's threat model; an attack of one's own is told it by the config."""
-    known = epsilon(prepared.adversary)
-    return prepared.experiment.attack.eps if known is None else known
+    return _eps(prepared.experiment, prepared.adversary)
+
+
+def _eps(experiment: Experiment, adversary: LogitsAttack) -> float:
+    known = epsilon(adversary)
+    return experiment.attack.eps if known is None else known
 
 
 def ask_all(
@@ -209,7 +264,7 @@ def origin_of(prepared: PreparedExperiment) -> dict[str, Any]:
         "threat": experiment.attack.threat,
         "predict": prepared.plan.method.predict.value,
         "seed": experiment.run.seed,
-        "precision": precision(experiment.run, next(prepared.net.parameters()).device),
+        "precision": precision_name(prepared.precision),
         "versions": versions(),
         **malice.malice_record(experiment, prepared.plan.members),
         **accountant.privacy_record(experiment, prepared.plan),
@@ -218,7 +273,7 @@ def origin_of(prepared: PreparedExperiment) -> dict[str, Any]:
 
 def _described(prepared: PreparedExperiment, attack: LogitsAttack) -> dict[str, Any]:
     value = attack.attack if isinstance(attack, Untargeted) else attack
-    return {"eps": epsilon(attack), "settings": repr(value), "in_config": value == prepared.attack}
+    return {"eps": epsilon(attack), "settings": described(attack), "in_config": value == prepared.attack}
 
 
 def _without_checks(correct: Tensors) -> Tensors:

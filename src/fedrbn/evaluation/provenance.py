@@ -11,16 +11,15 @@ from pathlib import Path
 
 import torch
 
-from fedrbn.config.schema import RunConfig
-from fedrbn.hardware import pick_precision
-
 _GIT_SECONDS = 10
+_PROJECT = Path(__file__).parents[3]
+"""Where `.git` is if the package runs from a working copy: this file is src/fedrbn/evaluation/provenance.py in it."""
 
 
 def versions() -> dict[str, str]:
     """Versions of what computes; `commit` only where this package runs from a git working copy."""
     found = {name: version(name) for name in ("fedrbn", "torch", "numpy")} | {"python": platform.python_version()}
-    made_from = commit(Path(__file__).parents[2])
+    made_from = commit(_PROJECT)
     return found if made_from is None else found | {"commit": made_from}
 
 
@@ -40,6 +39,6 @@ def commit(root: Path) -> str | None:
     return asked.stdout.strip() or None
 
 
-def precision(run: RunConfig, device: torch.device) -> str:
-    """The type that convolutions and matrix products of training are computed in."""
-    return str(pick_precision(run.precision, device) or torch.float32).removeprefix("torch.")
+def precision_name(precision: torch.dtype | None) -> str:
+    """How records name the type that convolutions and matrix products of training are computed in."""
+    return str(precision or torch.float32).removeprefix("torch.")

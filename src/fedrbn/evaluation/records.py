@@ -90,6 +90,8 @@ class RoundRecord(Origin):
     failures: Failures = ()
     warning: str = ""
     """That training diverges, and where."""
+    duties: dict[str, dict[str, Number | None]] | None = None
+    """What each client did, where that can change from round to round."""
     validation: dict[str, Number | None] | None = None
     """See `validated`; None if it was not this round's turn."""
     seconds: Number = 0.0
@@ -104,6 +106,26 @@ class RoundRecord(Origin):
         losses = self.losses
         found = [losses[client] for client in clients if client in losses]
         return fmean(found) if found else None
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of all that took part."""
+        return self.mean_loss(self.clients)
+
+    @property
+    def failed(self) -> int:
+        """Clients that failed."""
+        return len({failure.client for failure in self.failures})
+
+    @property
+    def ra_at(self) -> float | None:
+        """RA of AT users on validation data."""
+        return self.validated("ra_at")
+
+    @property
+    def sa_st(self) -> float | None:
+        """SA of ST users on validation data."""
+        return self.validated("sa_st")
 
     def validated(self, part: str) -> float | None:
         """`score`, which chooses the round, or its parts `ra_at` and `sa_st`; None if it was not measured."""

@@ -1,4 +1,4 @@
-"""Are two runs different, or is it the luck of the test images? McNemar's exact test on per-sample outcomes."""
+"""Do two runs differ by more than chance in the test images? McNemar's exact test on per-sample outcomes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import binomtest
 
 from fedrbn.errors import EvaluationError
 from fedrbn.types import Tensors
@@ -39,6 +38,8 @@ def compare(ours: Mapping[str, Tensors], theirs: Mapping[str, Tensors]) -> list[
 
 
 def _mcnemar(column: str, ours: Mapping[str, Tensors], theirs: Mapping[str, Tensors]) -> Comparison:
+    from scipy.stats import binomtest  # noqa: PLC0415  (a second of CPU that training does not need)
+
     for client in ours:
         if ours[client][column].shape != theirs[client][column].shape:
             raise EvaluationError(

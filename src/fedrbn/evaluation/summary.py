@@ -96,6 +96,7 @@ def summary(
             client: {
                 "domain": member[client].domain,
                 "role": member[client].role.value,
+                **_own_duty(member[client]),
                 "predicts": deployed[client],
                 **row,
             }
@@ -111,3 +112,8 @@ def summary(
             if all(name in value for value in domains.values())
         },
     }
+
+
+def _own_duty(member: Member) -> dict[str, str]:
+    """A duty that the role does not tell."""
+    return {} if member.duty == member.role.duty else {"duty": str(member.duty)}

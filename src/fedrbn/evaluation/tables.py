@@ -14,6 +14,13 @@ from fedrbn.evaluation.significance import Comparison
 BRANCH = {"clean": "BN_c", "noised": "BN_a"}
 
 
+def shown_column(name: str) -> str:
+    """A column as people read it: branches by their names in the paper."""
+    for branch, paper in BRANCH.items():
+        name = name.replace(f"@{branch}", f"@{paper}")
+    return name
+
+
 def evaluation_table(record: EvaluationRecord) -> Table:
     """SA and RA under the main attack per domain and in the mean over users; for dual networks on each branch."""
     dual = "sa@noised" in record.mean
@@ -74,7 +81,7 @@ def checks_table(record: EvaluationRecord) -> Table:
     for column in ("judges", "check", "", "measured", "allowed"):
         table.add_column(column)
     for check in record.checks or ():
-        row = (check.column or "all", check.name, VERDICTS[check.passed], check.detail, check.allowed)
+        row = (shown_column(check.column) or "all", check.name, VERDICTS[check.passed], check.detail, check.allowed)
         table.add_row(*(Text(cell) for cell in row))
     return table
 
@@ -86,7 +93,7 @@ def significance_table(comparisons: Iterable[Comparison], against: str) -> Table
         table.add_column(column, justify="left" if column == "column" else "right")
     for c in comparisons:
         numbers = (c.samples, percent(c.ours), percent(c.theirs), c.only_ours, c.only_theirs, f"{c.p:.2g}")
-        table.add_row(c.column, *(str(number) for number in numbers))
+        table.add_row(shown_column(c.column), *(str(number) for number in numbers))
     return table
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from torch import nn
+import torch
 
 from fedrbn import nets
 from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
@@ -17,11 +17,13 @@ from fedrbn.data.digests import digest_of, digest_of_all
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import DataSet, Federation
 from fedrbn.errors import ConfigError
+from fedrbn.federated import memory
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.aggregation.rules import aggregation
+from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.malice import from_config as malice_of
-from fedrbn.federated.executors.processes import processes
-from fedrbn.federated.executors.serial import ClientHost, in_this_process
+from fedrbn.federated.executors.processes import processes, unsendable
+from fedrbn.federated.executors.serial import in_this_process
 from fedrbn.federated.methods import Method
 from fedrbn.federated.options import _resolved, configure
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
@@ -30,7 +32,7 @@ from fedrbn.federated.server import Plan
 from fedrbn.hardware import cores, pick_device, pick_precision
 from fedrbn.nets.dual_bn import DualNet, set_momentum
 from fedrbn.nets.fast import fast, in_precision
-from fedrbn.types import Member
+from fedrbn.types import Duty, Member, Role
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,19 @@ class Assembly:
     net: DualNet
     plan: Plan
     workers: int
+    trained_in: Literal["bfloat16", "float32"] | None = None
+    """What the rounds of a run that is continued were computed in; None lets the settings decide."""
+
+    hints: tuple[str, ...] = ()
+    """Why clients do not run as they were meant to, if so."""
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The type that training computes in, if it is not float32."""
+        wanted: Literal["auto", "bfloat16"] | None = self.experiment.run.precision
+        if self.trained_in is not None:
+            wanted = "bfloat16" if self.trained_in == "bfloat16" else None
+        return pick_precision(wanted, self.net.device)
 
     @property
     def adversary(self) -> LogitsAttack:
@@ -68,15 +83,18 @@ class Assembly:
         """Nothing: here is nobody to distrust."""
         return {}
 
+    def with_plan(self, plan: Plan) -> Assembly:
+        """The same experiment with another plan."""
+        return replace(self, plan=plan)
+
     def samples_digest(self) -> str:
         """Twelve hex digits that name the test samples of all clients and their order."""
         return digest_of_all((client.id, digest_of(client.test)) for client in self.federation.clients)
 
     def executor(self, store: Path | None = None) -> AbstractContextManager[Execute]:
         """Where the clients run: this process for one worker, else worker processes. `store` is for their memory."""
-        run, device = self.experiment.run, next(self.net.parameters()).device
-        net = fast(self.net) if run.fast and device.type == "cpu" else self.net
-        net = in_precision(net, pick_precision(run.precision, device))
+        net = fast(self.net) if self.experiment.run.fast and self.net.device.type == "cpu" else self.net
+        net = in_precision(net, self.precision)
         clients = {client.id: client for client in self.federation.clients}
         malice = malice_of(self.experiment, self.plan.members, self.plan.names.batch_norms)
         if malice is not None:
@@ -88,36 +106,50 @@ class Assembly:
 
 
 def assemble(
-    experiment: Experiment, network: nn.Module | None = None, data: DataSet | Federation | None = None
+    experiment: Experiment, network: nets.Source | None = None, data: DataSet | Federation | None = None
 ) -> Assembly:
     """Load the data, divide it among clients, build attack, method and network; wrong requests fail here.
 
-    `network` and `data` are used as they are, instead of what the experiment names, if they are given. A ready-made
-    federation is divided already: of [federation] only `at` and `participants` apply to it.
+    `network` and `data` are used instead of what the experiment names, if they are given. The network may be a ready
+    one or what makes it, such as its class. A ready-made federation is divided already: of [federation] only `at` and
+    `participants` apply to it.
     """
     if network is not None:
         experiment = experiment.model_copy(update={"model": ModelConfig(name=plugins.GIVEN)})
     if data is not None:
         experiment = experiment.model_copy(update={"data": DataConfig(name=plugins.GIVEN)})
     if isinstance(data, Federation):
-        own = FederationConfig(at=experiment.federation.at, participants=experiment.federation.participants)
+        own = FederationConfig(**experiment.federation.model_dump(include={"at", "participants", "duties", "replan"}))
         experiment = experiment.model_copy(update={"federation": own})
     attack = from_config(experiment.attack)
     method = configure(experiment.method, attack)
+    experiment = _resolved(experiment, method)
     device = pick_device(experiment.run.device)
     source = load_data(experiment.data) if data is None else data
     federation = build_federation(source, experiment.federation, experiment.run.seed)
-    net = build_network(experiment, method, len(federation.classes), federation.image_shape, network).to(device)
-    method.check(net, federation.image_shape)
-    members = tuple(Member(c.id, c.domain, c.role, len(c.train)) for c in federation.clients)
+    members = tuple(Member(c.id, c.domain, duty_of(experiment, c.id, c.role), len(c.train)) for c in federation.clients)
+    workers = _workers(experiment, device.type, len(members))
+    classes, shape = len(federation.classes), federation.image_shape
+    if network is None and device.type == "cpu":
+        _ensure_weights_fit(experiment.model, classes, shape, workers)
+    net = build_network(experiment, method, classes, shape, network).to(device)
+    method.check(net, shape)
+    alone = _only_here(experiment, workers, net, method, attack)
     return Assembly(
-        experiment=_resolved(experiment, method),
+        experiment=experiment,
         federation=federation,
         attack=attack,
         net=net,
         plan=build_plan(experiment, method, net, members, federation.equal_sizes),
-        workers=_workers(experiment, device.type, len(members)),
+        workers=1 if alone else workers,
+        hints=alone,
     )
+
+
+def duty_of(experiment: Experiment, client: str, role: Role) -> Duty:
+    """A client's duty: as planned for it, or that of its role."""
+    planned = experiment.federation.duties
+    return role.duty if planned is None else planned.clients[client].duty
 
 
 def build_plan(
@@ -143,13 +175,12 @@ def build_network(
     method: Method,
     classes: int,
     image_shape: tuple[int, int, int],
-    network: nn.Module | None = None,
+    network: nets.Source | None = None,
 ) -> DualNet:
     """The network that the experiment names, or the one given, as the method trains it."""
-    if network is None:
-        model = experiment.model
-        network = nets.build(model.name, classes, model.width, image_shape, experiment.run.seed)
-    made = method.network(network)
+    model = experiment.model
+    source = model.name if network is None else network
+    made = method.network(nets.build(source, classes, model.width, image_shape, experiment.run.seed))
     if experiment.model.momentum is not None:
         set_momentum(made, experiment.model.momentum)
     return made
@@ -190,6 +221,35 @@ def _workers(experiment: Experiment, device: str, members: int) -> int:
     return experiment.run.workers or min(cores(), members)
 
 
+def _ensure_weights_fit(model: ModelConfig, classes: int, image_shape: tuple[int, int, int], workers: int) -> None:
+    """Refuse a network that memory has no room for, before it is made."""
+    size = nets.state_bytes(model.name, classes, model.width, image_shape)
+    if size is None:
+        return
+    memory.ensure_fits(
+        memory.of_weights(size, workers),
+        f"network {model.name!r} for images of {image_shape[1]} x {image_shape[2]} pixels ({size / 1e6:,.0f} MB of "
+        f"weights) with {workers} worker(s)",
+        "Set data.image_size = 64, or model.name = 'resnet18', whose size does not depend on the images', or a smaller "
+        "model.width; or use fewer workers (run.workers).",
+    )
+
+
+def _only_here(experiment: Experiment, workers: int, *parts: object) -> tuple[str, ...]:
+    """A hint where clients have to run in this process, because something of theirs cannot be sent to another."""
+    limit = experiment.faults.deadline_seconds
+    why = unsendable(*parts) if workers > 1 or limit is not None else None
+    if why is None:
+        return ()
+    remedy = "To use several, put the code into a module of its own and import it from there."
+    if limit is not None:
+        raise ConfigError(
+            f"got faults.deadline_seconds = {limit:g} with {why}; expected code that worker processes can import, "
+            f"because only they can be given up. {remedy}"
+        )
+    return (f"clients run in this process, because of {why}. {remedy}",)
+
+
 @dataclass(frozen=True)
 class Outline:
     """What the server knows of the data of a federation: names and shapes, never an image."""
@@ -222,6 +282,10 @@ class PreparedExperiment(Protocol):
         """The network's structure and its initial weights."""
 
     @property
+    def precision(self) -> torch.dtype | None:
+        """The type that training computes in, if it is not float32."""
+
+    @property
     def plan(self) -> Plan:
         """With whom, by which method, for how many rounds."""
 
@@ -236,6 +300,9 @@ class PreparedExperiment(Protocol):
 
     def remarks(self, state: ServerState) -> dict[str, Any]:
         """What records say besides of the state after a round, as JSON values."""
+
+    def with_plan(self, plan: Plan) -> PreparedExperiment:
+        """The same experiment with another plan."""
 
     def samples_digest(self) -> str:
         """Twelve hex digits that name the test samples of all clients and their order."""

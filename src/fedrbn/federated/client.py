@@ -18,7 +18,7 @@ from fedrbn.federated.protocol import Round, Train, Upload
 from fedrbn.federated.training.calfat import with_prior
 from fedrbn.federated.training.freezing import first_layers
 from fedrbn.federated.training.memory import recall, remember
-from fedrbn.federated.training.sgd import Batch, Sgd
+from fedrbn.federated.training.sgd import Batch, LocalTask, Sgd
 from fedrbn.nets.dual_bn import DualNet, holding
 from fedrbn.nets.state import load, tensors
 from fedrbn.randomness import generator
@@ -35,7 +35,7 @@ def local_update(
 ) -> Upload:
     """Train the shared weights with the client's own batch norm on its data, for one round.
 
-    `net` is a workspace: its weights are overwritten first. ST users train no parameter of the noised branch
+    `net` is a workspace: its weights are overwritten first. ST users train no parameter of BN_a
     and upload nothing of it: BN_a belongs to AT users. `store` is where the client keeps what its method has to
     remember between rounds, `privacy` what it does to its upload before it leaves.
     """
@@ -58,10 +58,12 @@ def local_update(
             protection.steps(
                 _augmented(client, pixels(client.train, order, _device(net)), _random(round_, job.client, "augment"))
             ),
-            method.objective(job.role, job.calibrate),
-            lr=round_.lr,
-            memory=recall(store, client.id, round_.number),
-            generator=_random(round_, job.client, "objective"),
+            LocalTask(
+                method.objective(job.duty, job.calibrate),
+                round_.lr,
+                _random(round_, job.client, "objective"),
+                recall(store, client.id, round_.number),
+            ),
         )
     remember(store, client.id, round_.number + 1, memory)
     trained = {
@@ -93,10 +95,11 @@ def adapt(net: DualNet, client: Client, round_: Round) -> None:
         Sgd()(
             with_prior(net.train(), client.train.labels) if method.class_prior else net.train(),
             pixels(client.train, order, _device(net)),
-            method.objective(client.role, calibrate=False),
-            lr=method.adaptation,
-            memory={},
-            generator=_random(round_, client.id, "adapt objective"),
+            LocalTask(
+                method.objective(client.role.duty, calibrate=False),
+                method.adaptation,
+                _random(round_, client.id, "adapt objective"),
+            ),
         )
     net.eval()
 

@@ -14,7 +14,7 @@ from fedrbn.attacks import PGD, Attack
 from fedrbn.builtin import methods
 from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import Local
-from fedrbn.federated.objectives import Adversarial, Calibrated, Calibration, Objective, OneStep, Standard
+from fedrbn.federated.objectives import Adversarial, Calibrated, Calibration, Fractional, Objective, OneStep, Standard
 from fedrbn.federated.propagation import Propagation
 from fedrbn.federated.training.affine import AffineTraining, check_memory
 from fedrbn.federated.training.free import Free
@@ -22,7 +22,7 @@ from fedrbn.federated.training.freezing import first_layers
 from fedrbn.federated.training.meta import Meta
 from fedrbn.federated.training.sgd import Sgd, Training
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, single
-from fedrbn.types import Branch, Role
+from fedrbn.types import Branch, Duty, Role
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,31 @@ class Method:
                 "because ST users start from one whole model that the AT users have trained."
             )
 
-    def objective(self, role: Role, calibrate: bool) -> Objective:
-        """What a client of this role minimises; `calibrate` says whether an ST client has an estimated BN_a."""
-        if role is Role.AT:
-            return self.at
-        return self.calibration if calibrate and self.calibration is not None else self.st
+    def objective(self, duty: Duty, calibrate: bool) -> Objective:
+        """What a client with this duty minimises; `calibrate` says whether an ST client has an estimated BN_a."""
+        if duty.role is Role.AT:
+            return self.at if duty.at_share == 1 else Fractional(self.at, duty.at_share)
+        if not calibrate or self.calibration is None:
+            return self.st
+        return self.calibration if duty.lam is None else replace(self.calibration, lam=duty.lam)
+
+    def calibration_weight(self, duty: Duty) -> float:
+        """λ of a client with this duty once there is a BN_a to calibrate with; 0 is standard training."""
+        if self.calibration is None or duty.role is Role.AT:
+            return 0.0
+        return self.calibration.lam if duty.lam is None else duty.lam
+
+    def refusal(self, duty: Duty) -> str | None:
+        """Why this method cannot give a client this duty; None if it can."""
+        if duty.lam and self.calibration is None:
+            return f"method {self.name!r} has no calibration, so expected no λ above 0"
+        if 0 < duty.at_share < 1 and self.at_training is not None:
+            return (
+                f"AT users of method {self.name!r} train all of their batches in a way of their own, so expected 0 or 1"
+            )
+        if 0 < duty.at_share < 1 and isinstance(self.at, Fractional):
+            return "method.at_share sets the share of all AT users, so expected 0 or 1. Leave method.at_share out"
+        return None
 
     def training_of(self, role: Role) -> Training:
         """How a client of this role trains."""
@@ -111,7 +131,17 @@ class Method:
 
     def remembers(self, role: Role) -> bool:
         """Whether a client of this role is known to carry something on from round to round (`federated.memory`)."""
-        return isinstance(self.training_of(role), Free | AffineTraining)
+        return bool(getattr(self.training_of(role), "remembers", False))
+
+    @property
+    def at_passes(self) -> int | None:
+        """Passes over an image of an AT user, for a training that says so; None are those of what it minimises."""
+        return getattr(self.training_of(Role.AT), "passes", None)
+
+    @property
+    def adversarial(self) -> bool:
+        """Whether AT users train otherwise than ST users do. If not, nobody is one, whatever `federation.at` says."""
+        return self.at_training is not None or not isinstance(self.at, Standard)
 
     @property
     def attacks_at_st(self) -> bool:
@@ -172,6 +202,16 @@ def fedrbn_plus(attack: Attack) -> Method:
     eps, box = _ball(attack, "fedrbn+, which makes its own noise")
     step = OneStep(0.5, eps, box)
     return replace(fedrbn(attack), name="fedrbn+", calibration=step, momentum=0.8, predict=Branch.CLEAN)
+
+
+def fedavg(attack: Attack) -> Method:  # noqa: ARG001  (every method is a function of the attack)
+    """Plain FedAvg: everybody trains in the standard way, and everything is averaged."""
+    return Method("fedavg", at=Standard())
+
+
+def fedbn(attack: Attack) -> Method:
+    """Plain FedBN: FedAvg whose batch norm stays local."""
+    return replace(fedavg(attack), name="fedbn", local=Local.BATCH_NORM)
 
 
 def fatavg(attack: Attack) -> Method:

@@ -41,7 +41,12 @@ def configure(config: MethodConfig, attack: Attack) -> Method:
 
 def options(method: Method) -> frozenset[str]:
     """The names of the options that a method has; `beta` needs an `at_loss` that has it, too."""
-    own = settings(method).keys()
+    return at_options(method) | settings(method).keys()
+
+
+def at_options(method: Method) -> frozenset[str]:
+    """Those that concern AT users only."""
+    own = _at_training_settings(method).keys()
     return frozenset(own | {"beta"} if "at_loss" in own else own)
 
 
@@ -65,7 +70,12 @@ def settings(method: Method) -> dict[str, Any]:
         values |= {"lam": method.calibration.lam, "warmup": method.warmup}
     if isinstance(method.calibration, Calibrated):
         values["clip"] = "off" if method.calibration.clip is None else method.calibration.clip
-    return values | _training_settings(method)
+    match method.training:
+        case Sgd(proximal=mu):
+            values["mu"] = mu
+        case Meta(inner=inner, meta=meta):
+            values |= {"inner_lr": inner, "meta_lr": meta}
+    return values | _at_training_settings(method)
 
 
 def _guard_settings(guard: Guard) -> dict[str, Any]:
@@ -74,21 +84,15 @@ def _guard_settings(guard: Guard) -> dict[str, Any]:
     return {"donor_cap": guard.cap, "donor_mean": combine, "donor_range": guard.plausible}
 
 
-def _training_settings(method: Method) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    match method.training:
-        case Sgd(proximal=mu):
-            values["mu"] = mu
-        case Meta(inner=inner, meta=meta):
-            values |= {"inner_lr": inner, "meta_lr": meta}
+def _at_training_settings(method: Method) -> dict[str, Any]:
     match method.at_training:
         case Free(replays=replays):
-            values["replays"] = replays
+            return {"replays": replays}
         case AffineTraining(rate=rate, gamma=gamma, steps=steps):
-            values |= {"affine_lr": rate, "gamma": gamma, "affine_steps": steps}
+            return {"affine_lr": rate, "gamma": gamma, "affine_steps": steps}
         case None:
-            values |= _at_settings(method.at)
-    return values
+            return _at_settings(method.at)
+    return {}
 
 
 def _at_settings(objective: Objective) -> dict[str, Any]:
@@ -109,6 +113,8 @@ def named(name: str, attack: Attack) -> Method:
     if not plugins.is_reference(name):
         raise plugins.unknown("method", name, METHODS)
     found = plugins.resolve(name)
+    if not isinstance(found, Method) and not plugins.accepts(found, 1):
+        raise ConfigError(plugins.wrong_signature("method", name, found))
     method = found(attack) if callable(found) else found
     if not isinstance(method, Method):
         raise ConfigError(
@@ -203,6 +209,10 @@ def resolved(experiment: Experiment) -> Experiment:
 
 
 def _resolved(experiment: Experiment, method: Method) -> Experiment:
-    """The experiment with the method's own values where its config left them open."""
+    """The experiment with the method's own values where its config left them open, and without AT users if the method
+    has none: then all values of `federation.at` are the same run."""
     values = {"name": experiment.method.name, **settings(method)}
-    return experiment.model_copy(update={"method": MethodConfig.model_validate(values)})
+    changes: dict[str, Any] = {"method": MethodConfig.model_validate(values)}
+    if not method.adversarial:
+        changes["federation"] = experiment.federation.model_copy(update={"at": 0.0})
+    return experiment.model_copy(update=changes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedrbn.federated.aggregation.layout import Local
 from fedrbn.federated.protocol import ServerState
-from fedrbn.federated.server import Plan, donors
+from fedrbn.federated.server import Plan, donors, has_own_noised
 from fedrbn.types import Branch, Member, Role
 
 
@@ -22,7 +22,7 @@ def _usable(plan: Plan, wanted: Branch, state: ServerState, member: Member) -> B
     method = plan.method
     if wanted is Branch.CLEAN:
         return Branch.CLEAN
-    own = member.role is Role.AT and member.id in state.reported
+    own = has_own_noised(state, plan, member)
     propagated = method.propagation is not None and member.role is Role.ST
     received = bool(donors(state, plan)) and (propagated or method.local is Local.NOTHING)
     return Branch.NOISED if own or received else Branch.CLEAN

@@ -112,7 +112,7 @@ def propagate(
     propagation: Propagation,
     freshness: DonorFreshness = DonorFreshness(),  # noqa: B008  (it cannot be changed)
 ) -> dict[str, Tensors]:
-    """Eq. 3: for each receiver the estimated tensors of its noised branch, by name.
+    """Eq. 3: for each receiver the estimated tensors of its BN_a, by name.
 
     With a separate affine that is kept local, the donors' w, b of BN_a are averaged with the same weights.
     """

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias
 from pydantic import Field
 
 if TYPE_CHECKING:
+    import torch
     from torch import Generator, Tensor
 
     from fedrbn.data.samples import Samples
     from fedrbn.federated.methods import Method
-    from fedrbn.nets.dual_bn import DualNet
-from fedrbn.types import Role, Tensors
+from fedrbn.types import Branch, Duty, Role, Tensors
 
 MOST_CAUSE = 2000
 """Characters of a cause of failure that comes from another machine."""
@@ -35,6 +35,28 @@ Count = Annotated[int, Field(ge=0)]
 SampleCount = Annotated[int, Field(ge=1, lt=MOST_SAMPLES)]
 
 
+class Network(Protocol):
+    """A client's network as a question sees it: with frozen statistics, in float32. A `DualNet` is one."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """The branches that differ."""
+        ...
+
+    def logits(self, branch: Branch) -> Callable[[Tensor], Tensor]:
+        """The branch as it is deployed, a function of pixels: what decides whether a sample is right."""
+        ...
+
+    def surface(self, branch: Branch, example: Tensor) -> Callable[[Tensor], Tensor]:
+        """The same function up to rounding, for an adversary to differentiate at inputs such as these."""
+        ...
+
+
 class Question(Protocol):
     """Something to find out about a client's network on its held-out samples.
 
@@ -42,7 +64,12 @@ class Question(Protocol):
     text holds its address in memory.
     """
 
-    def __call__(self, net: DualNet, samples: Samples, generator: Generator) -> dict[str, Tensor]:
+    @property
+    def limit(self) -> int | None:
+        """It looks at the first so many samples; None: at all of them."""
+        ...
+
+    def __call__(self, net: Network, samples: Samples, generator: Generator) -> dict[str, Tensor]:
         """For each named answer one boolean per sample, in the order of the samples."""
         ...
 
@@ -71,10 +98,15 @@ class Train:
     """Ask a client for one local update."""
 
     client: ClientId
-    role: Role
+    duty: Duty
     personal: Tensors
     calibrate: bool
     """Whether an ST client has an estimated BN_a to calibrate with (Eq. 5)."""
+
+    @property
+    def role(self) -> Role:
+        """The client's, which follows from its duty."""
+        return self.duty.role
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fedrbn.federated.uploads.quorum import shortage
 from fedrbn.federated.uploads.validation import Movement, UploadCheck, length, scratch
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.state import tensors
-from fedrbn.types import Member, Role, Tensors
+from fedrbn.types import Branch, Member, Role, Tensors
 
 _FAINTEST = 1e-12
 """A donor is never forgotten altogether: where no other is left, its statistics are the best that there are."""
@@ -67,12 +67,21 @@ class Plan:
                 f"got faults.min_clients = {self.faults.min_clients} with {asked} clients in a round; expected at most "
                 "that many, or a share such as 0.5."
             )
+        self._ensure_possible()
         missing = [role.value for role in Role if role not in {member.role for member in self.members}]
         if self.method.fine_tuning is not None and missing:
             raise ConfigError(
                 f"got method {self.method.name!r} without {missing[0]} users; expected users of both roles, because "
                 "AT users train first and ST users fine-tune what they trained. Change federation.at."
             )
+
+    def _ensure_possible(self) -> None:
+        for member in self.members:
+            reason = self.method.refusal(member.duty)
+            if reason is not None:
+                raise ConfigError(
+                    f"got the duty {member.duty} for client {member.id!r}; {reason}. Correct federation.duties."
+                )
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -186,7 +195,7 @@ def _train_job(state: ServerState, member: Member, plan: Plan) -> Train:
         and state.round >= plan.method.warmup
         and bool(donors(state, plan))
     )
-    return Train(member.id, member.role, state.personal[member.id], calibrate)
+    return Train(member.id, member.duty, state.personal[member.id], calibrate)
 
 
 def _moved(state: ServerState, shared: Tensors, plan: Plan) -> ServerState:
@@ -218,9 +227,20 @@ def _next_state(state: ServerState, asked: list[Member], uploaded: dict[str, Ten
 
 
 def donors(state: ServerState, plan: Plan) -> list[str]:
-    """AT users that have reported: only they have statistics of adversarial inputs to give."""
+    """AT users, on whatever share of their batches, that have reported statistics of adversarial inputs."""
     heard = state.reported.keys() - plan.silenced
-    return [member.id for member in plan.members if member.role is Role.AT and member.id in heard]
+    return [member.id for member in plan.members if member.id in heard and has_own_noised(state, plan, member)]
+
+
+def has_own_noised(state: ServerState, plan: Plan, member: Member) -> bool:
+    """Whether a client has trained a BN_a: an AT user that has reported, and not only batches of standard training."""
+    if member.role is Role.ST or member.id not in state.reported:
+        return False
+    if member.duty.at_share == 1:
+        return True
+    own = state.personal[member.id]
+    counts = [own[layer.count] for layer in plan.names.batch_norms if layer.branch is Branch.NOISED]
+    return not counts or any(int(count) > 0 for count in counts)
 
 
 def propagated(state: ServerState, plan: Plan, receivers: Sequence[str]) -> dict[str, Tensors]:

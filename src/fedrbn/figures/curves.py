@@ -53,14 +53,20 @@ def store_curves(request: Request, table: Results) -> dict[tuple[str, str], Curv
     return {cell: own for cell, own in found.items() if own is not None}
 
 
-def draw_curves(axes: Axes, curves: Mapping[str, Curve], marks: Mapping[str, Mark], linestyle: str = "-") -> list[End]:
-    """Lines, each with a band from the lowest to the highest seed; returns their ends, to be named."""
+def draw_curves(
+    axes: Axes, curves: Mapping[str, Curve], marks: Mapping[str, Mark], linestyle: str = "-", symbols: int = 1
+) -> list[End]:
+    """Lines, each with a band from the lowest to the highest seed; returns their ends, to be named.
+
+    A line of at most so many points has symbols: one through a single point cannot be seen.
+    """
     ends = []
     for name, own in curves.items():
         colour = marks[name].colour
-        alone = len(own.rounds) == 1  # a line through one point cannot be seen
-        axes.plot(own.rounds, own.mean, color=colour, linestyle=linestyle, marker=marks[name].marker if alone else "")
-        axes.fill_between(own.rounds, own.low, own.high, color=colour, alpha=0.15, linewidth=0)
+        marker = marks[name].marker if len(own.rounds) <= symbols else ""
+        axes.plot(own.rounds, own.mean, color=colour, linestyle=linestyle, marker=marker)
+        if own.low != own.high:
+            axes.fill_between(own.rounds, own.low, own.high, color=colour, alpha=0.15, linewidth=0)
         ends.append(End(name, own.rounds[-1], own.mean[-1], colour))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return ends

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from fedrbn.errors import FigureError
+from fedrbn.errors import FigureError, StorageError
 from fedrbn.reproduce import declarations, experiment_cells, reading
 from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.reproduce.scales import SCALES
 from fedrbn.reproduce.table import Number
+from fedrbn.reproduce.table_file import read_table
 from fedrbn.runs.directory import RunDirectory
 
 MOST_NAMED = 4
@@ -136,26 +135,23 @@ def _left_out(numbers: Sequence[Number]) -> list[str]:
 
 def results(request: Request, experiment: str) -> Results:
     """The numbers that the request's table has, of the seeds that it asks for."""
-    try:
-        content: dict[str, Any] = json.loads(request.table.read_text(encoding="utf-8"))
-        found = Results(
-            name=content["name"],
-            title=content["title"],
-            scale=content["scale"],
-            threat=content["threat"],
-            seeds=tuple(seed for seed in content["seeds"] if request.seeds is None or seed in request.seeds),
-            stand_ins=content["stand_ins"],
-            numbers=tuple(_number(values, request.seeds) for values in content["numbers"]),
-        )
-    except OSError:
+    if not request.table.is_file():
         raise FigureError(
             f"got no {request.table}; expected the numbers of {experiment}. Make them: {request.command(experiment)}"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise FigureError(
-            f"got {request.table}, which is not a table of numbers ({error!r}). Write it anew: "
-            f"{request.command(experiment)}"
-        ) from None
+        )
+    try:
+        content = read_table(request.table)
+    except StorageError as error:
+        raise FigureError(f"{error} Write it anew: {request.command(experiment)}") from None
+    found = Results(
+        name=content.name,
+        title=content.title,
+        scale=content.scale,
+        threat=content.threat,
+        seeds=_wanted(request, content.seeds),
+        stand_ins=content.stand_ins,
+        numbers=tuple(_restricted(number, request) for number in content.numbers),
+    )
     if found.name != experiment or all(number.mean is None for number in found.numbers):
         raise FigureError(
             f"got {request.table} of {found.name} without a number of ours to draw; expected {experiment} with "
@@ -164,16 +160,15 @@ def results(request: Request, experiment: str) -> Results:
     return found
 
 
-def _number(values: dict[str, Any], wanted: Sequence[int] | None) -> Number:
-    def chosen(by_seed: Mapping[str, Any]) -> dict[int, Any]:
-        return {int(seed): value for seed, value in by_seed.items() if wanted is None or int(seed) in wanted}
+def _wanted(request: Request, seeds: Iterable[int]) -> tuple[int, ...]:
+    return tuple(seed for seed in seeds if request.seeds is None or seed in request.seeds)
 
-    seeds = {seed: float(value) for seed, value in chosen(values["seeds"]).items()}
-    stopped = {seed: int(number) for seed, number in chosen(values.get("stopped", {})).items()}
-    part, row, column, metric, data = (str(values[key]) for key in ("part", "row", "column", "metric", "data"))
-    # Tables of earlier versions have no paper_std.
-    paper, paper_std = (None if values.get(key) is None else float(values[key]) for key in ("paper", "paper_std"))
-    return Number(part, row, column, metric, data, seeds, paper, stopped, paper_std)
+
+def _restricted(number: Number, request: Request) -> Number:
+    """A number of the seeds that are asked for."""
+    seeds = {seed: number.seeds[seed] for seed in _wanted(request, number.seeds)}
+    stopped = {seed: number.stopped[seed] for seed in _wanted(request, number.stopped)}
+    return replace(number, seeds=seeds, stopped=stopped)
 
 
 def cell_runs(request: Request, experiment: str, seeds: Sequence[int]) -> dict[tuple[str, str, str], list[Path]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -84,9 +85,10 @@ def marks(names: Sequence[str]) -> dict[str, Mark]:
 
 
 @contextmanager
-def applied() -> Iterator[None]:
-    """Draw and save in this look; nothing stays switched afterwards."""
-    with mpl.rc_context(dict(_LOOK)):  # type: ignore[arg-type]  # keys are names of settings, which stubs enumerate
+def applied(changes: Mapping[str, object] | None = None) -> Iterator[None]:
+    """Draw and save in this look, or in one with changes; nothing stays switched afterwards."""
+    look: dict[str, Any] = {**_LOOK, **(changes or {})}
+    with mpl.rc_context(look):  # type: ignore[arg-type]  # keys are names of settings, which stubs enumerate
         yield
 
 
@@ -111,23 +113,29 @@ def finish(figure: Figure, note: str, ends: Mapping[Axes, Sequence[End]] | None 
     """Write where the numbers are from in small type below everything, then the names of lines at their ends."""
     lines = textwrap.fill(note, int(figure.get_figwidth() * _CHARACTERS_PER_INCH), break_on_hyphens=False)
     figure.supxlabel(lines, fontsize=5.5, color="#555555", x=0.01, ha="left")
-    figure.draw_without_rendering()  # only now, with all else in its place, is the size of the axes known
-    for axes, found in (ends or {}).items():
-        _label_ends(axes, found, figure)
+    name_ends(ends or {})
     return figure
 
 
-def _label_ends(axes: Axes, ends: Sequence[End], figure: Figure) -> None:
+def name_ends(ends: Mapping[Axes, Sequence[End]]) -> None:
+    """Write the names of lines at their ends, with all else in its place: only then is the size of the axes known."""
+    for figure in {root for axes in ends if (root := axes.get_figure(root=True)) is not None}:
+        figure.draw_without_rendering()
+    for axes, found in ends.items():
+        _label_ends(axes, found)
+
+
+def _label_ends(axes: Axes, ends: Sequence[End]) -> None:
     """Write each line's name to the right of its last point; names that would overlap move apart."""
     low, high = axes.get_ylim()
     size = float(mpl.rcParams["font.size"])
-    gap = 1.3 * size / 72 * figure.dpi / axes.get_window_extent().height * (high - low)
+    gap = 1.3 * size / 72 * axes.figure.dpi / axes.get_window_extent().height * (high - low)
     right = max((end.x for end in ends), default=0)
     for end, y in zip(ends, spread([end.y for end in ends], gap), strict=True):
         axes.annotate(
             SHORT.get(end.text, end.text),
             (right, y),
-            xytext=(5, 0),
+            xytext=(2 / 3 * size, 0),
             textcoords="offset points",
             va="center",
             color=end.colour,

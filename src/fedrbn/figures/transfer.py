@@ -30,7 +30,7 @@ PROPAGATED, PLAIN = "FedRBN", "FATBN"
 
 
 @dataclass(frozen=True)
-class Pair:
+class DomainPair:
     """A receiver and the only donor there was, in a run with propagation and in one without."""
 
     donor: str
@@ -42,11 +42,11 @@ class Pair:
     """Points of RA more than without."""
 
 
-def pairs(request: Request) -> list[Pair]:
+def pairs(request: Request) -> list[DomainPair]:
     """All pairs of domains, each the mean over the seeds that both methods have."""
     seeds = results(request, EXPERIMENT).seeds
     runs = cell_runs(request, EXPERIMENT, seeds)
-    found: list[Pair] = []
+    found: list[DomainPair] = []
     for column in dict.fromkeys(column for _, _, column in runs):
         ours, theirs = (_finished(runs, part, column) for part in (PROPAGATED, PLAIN))
         both = [seed for seed in ours if seed in theirs]
@@ -66,12 +66,12 @@ def _finished(runs: Mapping[tuple[str, str, str], Sequence[Path]], part: str, co
     return {record.seed: path for path, record in found.items() if record is not None}
 
 
-def _of_donor(ours: Sequence[Path], theirs: Sequence[Path]) -> list[Pair]:
+def _of_donor(ours: Sequence[Path], theirs: Sequence[Path]) -> list[DomainPair]:
     near = [_similarities(path) for path in ours]
     with_, without = ([_robust(path) for path in paths] for paths in (ours, theirs))
     (donor,) = {name for name, _ in near[0]}
     return [
-        Pair(
+        DomainPair(
             donor,
             receiver,
             mean(one[donor, receiver] for one in near),
@@ -118,7 +118,7 @@ def transfer(request: Request) -> Figure:
     )
 
 
-def _matrix(axes: Axes, found: Sequence[Pair], domains: Sequence[str]) -> None:
+def _matrix(axes: Axes, found: Sequence[DomainPair], domains: Sequence[str]) -> None:
     """RA with propagation by donor (columns) and receiver (rows), and in brackets what it adds."""
     values = np.zeros((len(domains), len(domains)))
     for pair in found:
@@ -140,7 +140,7 @@ def _matrix(axes: Axes, found: Sequence[Pair], domains: Sequence[str]) -> None:
     axes.grid(visible=False)
 
 
-def _scatter(axes: Axes, found: Sequence[Pair], domains: Sequence[str]) -> None:
+def _scatter(axes: Axes, found: Sequence[DomainPair], domains: Sequence[str]) -> None:
     """What propagation adds over the similarity of batch norm."""
     axes.axhline(0, color=style.GREY, linewidth=0.6)
     markers = "os^DvPX"

@@ -1,8 +1,28 @@
-"""A fleet as a TOML file: a deadline, the devices, and the experiment they are to run.
+"""A fleet as a TOML file: a deadline, the devices, and the experiment they are to run; `EXAMPLE` is one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from fedrbn import config
+from fedrbn.config import DutiesConfig, DutyConfig, Experiment
+from fedrbn.errors import ConfigError, FleetError
+from fedrbn.files import write_atomically
+from fedrbn.fleet.planner import Device, FleetPlan, Speed, Workload, cost
+from fedrbn.types import Duty
+
+EXAMPLE = """\
+# A fleet for fedrbn plan: who can afford what.
 
 deadline = 30                          # seconds per round
 classes = 10
-image_shape = [3, 28, 28]
+image_shape = [3, 28, 28]              # channels, height, width
 
 [model]                                # the sections of an experiment, with the same defaults
 width = 0.25
@@ -15,29 +35,15 @@ samples = 300
 macs_per_second = 2e9                  # or: probe = "phone.json", as written by fedrbn probe --json
 memory = "512 MB"
 bandwidth = "8 Mbit/s"
+
+[[device]]
+id = "workstation"
+domain = "street"
+samples = 300
+macs_per_second = 4e10
+memory = "8 GB"
+bandwidth = "100 Mbit/s"
 """
-
-from __future__ import annotations
-
-import json
-import re
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from statistics import median
-from typing import Annotated
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-
-from fedrbn import config
-from fedrbn.config import Experiment
-from fedrbn.cost.units import Duty
-from fedrbn.errors import ConfigError, FleetError
-from fedrbn.fleet.planner import Device, FleetPlan, Speed, Workload, cost
-from fedrbn.runs.directory import RunDirectory
-from fedrbn.runs.records import rounds
-from fedrbn.types import Role
 
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 
@@ -68,6 +74,8 @@ class DeviceEntry(BaseModel):
     samples: int = Field(ge=1)
     macs_per_second: float | None = Field(default=None, gt=0)
     probe: str | None = None
+    slower: float = Field(default=1.0, gt=0)
+    """How many times as slow as its `macs_per_second` or `probe` says: one probe can stand for a family of devices."""
     memory: Quantity | None = None
     bandwidth: Quantity | None = None
 
@@ -109,6 +117,13 @@ class FleetEntry(BaseModel):
     device: tuple[DeviceEntry, ...] = Field(min_length=1, max_length=_MOST_DEVICES)
 
 
+def write_example(path: Path) -> None:
+    """Write `EXAMPLE` to a new file."""
+    if path.exists():
+        raise FleetError(f"got {path}, which is there already; expected a new file. Name another one.")
+    write_atomically(path, EXAMPLE.encode())
+
+
 @dataclass(frozen=True)
 class Fleet:
     """A fleet file that has been read."""
@@ -121,7 +136,7 @@ class Fleet:
 
 
 @dataclass(frozen=True)
-class Check:
+class TimingCheck:
     """A device's predicted computing time in a round, and the median of what it took."""
 
     device: str
@@ -168,7 +183,7 @@ def _devices(entry: DeviceEntry, folder: Path) -> list[Device]:
             id=name,
             domain=entry.domain,
             samples=entry.samples,
-            speed=Speed(**probed.speed.model_dump()),
+            speed=Speed(**{name: value / entry.slower for name, value in probed.speed.model_dump().items()}),
             memory=entry.memory or probed.memory,
             bandwidth=entry.bandwidth or probed.bandwidth,
         )
@@ -187,38 +202,16 @@ def _probe(path: Path) -> ProbeEntry:
     raise ConfigError(f"got probe {path}, which cannot be used ({why}); expected what fedrbn probe --json prints.")
 
 
-def measured_seconds(run: Path) -> dict[str, tuple[Duty, float]]:
-    """What each client of a run did in its later rounds, and the median seconds it computed.
-
-    Rounds before calibration starts are left out where there are later ones.
-    """
-    directory = RunDirectory.open(run)
-    members, _, _ = directory.description()
-    method = directory.experiment().method
-    calibrates = bool(method.lam) and any(member.role is Role.AT for member in members)
-    first = (method.warmup or 0) + 2 if calibrates else 1
-    times: dict[str, list[float]] = defaultdict(list)
-    for record in rounds(directory):
-        if record.round >= first:
-            for client, metrics in record.clients.items():
-                times[client].append(metrics.get("seconds", 0.0))
-    if not times:
-        raise ConfigError(f"got run {run} without rounds after the first {first - 1}; expected some. Train it longer.")
-    standard = Duty.PNC if calibrates else Duty.ST
-    duties = {member.id: Duty.AT if member.role is Role.AT else standard for member in members}
-    if strangers := sorted(times.keys() - duties.keys()):
-        raise ConfigError(f"got run {run} with rounds of {strangers[0]!r}; expected its clients {', '.join(duties)}.")
-    return {client: (duties[client], median(seconds)) for client, seconds in times.items()}
-
-
-def check(devices: tuple[Device, ...], workload: Workload, rounds: Mapping[str, tuple[Duty, float]]) -> list[Check]:
+def check(
+    devices: tuple[Device, ...], workload: Workload, rounds: Mapping[str, tuple[Duty, float]]
+) -> list[TimingCheck]:
     """Predicted against measured, for the devices that are clients of the run."""
     found = []
     for device in devices:
         if device.id in rounds:
             duty, seconds = rounds[device.id]
-            lam = workload.lam if duty is Duty.PNC else None
-            found.append(Check(device.id, duty, cost(device, workload, duty, lam=lam).compute_seconds, seconds))
+            expected = cost(device, workload, duty)
+            found.append(TimingCheck(device.id, duty, expected.compute_seconds, seconds))
     if not found:
         raise ConfigError(
             f"got a run with the clients {', '.join(list(rounds)[:5])} …; expected ids of the fleet's devices: "
@@ -227,13 +220,40 @@ def check(devices: tuple[Device, ...], workload: Workload, rounds: Mapping[str, 
     return found
 
 
-def corrected(devices: tuple[Device, ...], checks: list[Check]) -> tuple[Device, ...]:
+def corrected(devices: tuple[Device, ...], checks: list[TimingCheck]) -> tuple[Device, ...]:
     """The devices with their speed corrected by what was measured, to plan again with."""
     ratios = {item.device: item.ratio for item in checks}
     return tuple(replace(d, correction=d.correction * ratios.get(d.id, 1.0)) for d in devices)
 
 
-def settings(plan: FleetPlan) -> list[str]:
-    """The plan as an option of `fedrbn run`: the devices that train adversarially on all of their batches."""
-    chosen = [a.device for a in plan.assignments if a.duty is Duty.AT]
-    return ["--set", f"federation.at={json.dumps(chosen)}"] if chosen else []
+def duties_of(plan: FleetPlan) -> DutiesConfig:
+    """The plan as `federation.duties`: a duty for every device, and what it can do, for whoever plans again."""
+    if (left := [a.device for a in plan.assignments if a.duty is None]) or not plan.feasible:
+        who = f"without a duty for {left[0]!r}" if left else "in which nobody trains adversarially"
+        raise FleetError(
+            f"got a plan {who}, which cannot be run; expected one for every device. The notes of fedrbn plan say what "
+            "would help: raise the deadline, or take the device out of the fleet."
+        )
+    return DutiesConfig(
+        deadline=plan.deadline,
+        clients={a.device: _entry(a.duty, d) for a, d in zip(plan.assignments, plan.devices, strict=True) if a.duty},
+    )
+
+
+def _entry(duty: Duty, device: Device) -> DutyConfig:
+    speed, slower = device.speed, device.correction
+    return DutyConfig(
+        at_share=duty.at_share,
+        lam=duty.lam,
+        speed=(speed.forward / slower, speed.backward / slower, speed.attack / slower),
+        memory=device.memory,
+        bandwidth=device.bandwidth,
+    )
+
+
+def to_toml(duties: DutiesConfig) -> str:
+    """The content of a duties file."""
+    import tomli_w  # noqa: PLC0415  (only writers need it)
+
+    values: dict[str, Any] = duties.model_dump(mode="json", exclude_none=True)
+    return tomli_w.dumps(values)

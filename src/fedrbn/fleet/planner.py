@@ -14,8 +14,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedrbn.cost.units import Duty, _passes
+from fedrbn.cost.units import PLAIN, passes
 from fedrbn.errors import FleetError
+from fedrbn.types import Duty, Role
 
 LEAST_SHARE = 0.1
 """Smallest part of its batches that is worth training adversarially: less leaves BN_a to a handful of batches."""
@@ -68,12 +69,14 @@ class Workload:
     activation_bytes: int
     """What one image leaves in memory for the backward pass."""
     download_bytes: int
-    upload_bytes: Mapping[Duty, int]
+    upload_bytes: Mapping[Role, int]
     batch_size: int
     local_epochs: int
     attack_steps: int
     lam: float
     """λ of PNC; 0 makes it standard training, so it is not offered then."""
+    shares: bool = True
+    """Whether the method can train a share of a client's batches adversarially, and not only all of them."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +85,17 @@ class Assignment:
 
     device: str
     domain: str
-    duty: Duty
-    at_share: float
-    """The part of its batches that it trains adversarially."""
-    lam: float | None
-    """λ, for PNC."""
+    duty: Duty | None
+    """None if it cannot take part; what is said of its cost is then that of plain standard training."""
     compute_seconds: float
     transfer_seconds: float
     traffic_bytes: int
     memory_bytes: int
+
+    @property
+    def at_share(self) -> float:
+        """The part of its batches that it trains adversarially."""
+        return self.duty.at_share if self.duty else 0.0
 
     @property
     def seconds(self) -> float:
@@ -103,14 +108,17 @@ class FleetPlan:
     """A duty for every device, what part of each domain is trained adversarially, and what stands in the way."""
 
     deadline: float
+    devices: tuple[Device, ...]
+    """What it plans for, with speeds corrected by measured times if there were any."""
     assignments: tuple[Assignment, ...]
+    """One for each device, in their order."""
     coverage: dict[str, float]
     problems: tuple[str, ...]
 
     @property
     def feasible(self) -> bool:
         """Whether every device takes part and somebody trains adversarially."""
-        return all(a.duty is not Duty.NONE for a in self.assignments) and any(a.at_share for a in self.assignments)
+        return all(a.duty is not None for a in self.assignments) and any(a.at_share for a in self.assignments)
 
 
 def plan(devices: Sequence[Device], workload: Workload, deadline: float) -> FleetPlan:
@@ -124,14 +132,15 @@ def plan(devices: Sequence[Device], workload: Workload, deadline: float) -> Flee
         domain: _coverage([(a.at_share, d.samples) for a, d in zip(chosen, devices, strict=True) if d.domain == domain])
         for domain in dict.fromkeys(device.domain for device in devices)
     }
-    return FleetPlan(deadline, tuple(chosen), coverage, _problems(devices, chosen, coverage, workload, deadline))
+    problems = _problems(devices, chosen, coverage, workload, deadline)
+    return FleetPlan(deadline, tuple(devices), tuple(chosen), coverage, problems)
 
 
 def observe(
     devices: Sequence[Device], chosen: FleetPlan, measured: Mapping[str, float], trust: float = 0.5
 ) -> tuple[Device, ...]:
     """The devices after a round, corrected by their measured computing seconds; `trust` = 1 forgets earlier rounds."""
-    predicted = {a.device: a.compute_seconds for a in chosen.assignments if a.duty is not Duty.NONE}
+    predicted = {a.device: a.compute_seconds for a in chosen.assignments if a.duty is not None}
     return tuple(
         replace(d, correction=d.correction * (measured[d.id] / predicted[d.id]) ** trust)
         if d.id in measured and d.id in predicted
@@ -140,23 +149,17 @@ def observe(
     )
 
 
-def cost(device: Device, workload: Workload, duty: Duty, at_share: float = 0.0, lam: float | None = None) -> Assignment:
-    """What a duty costs a device; fractional AT is AT on a share of the images and ST on the others."""
-    if duty is Duty.PART_AT:
-        compute = at_share * _compute(device, workload, Duty.AT, None)
-        compute += (1 - at_share) * _compute(device, workload, Duty.ST, None)
-    else:
-        compute = _compute(device, workload, duty, lam)
-    adversarial = duty in (Duty.AT, Duty.PART_AT)
-    traffic = workload.download_bytes + workload.upload_bytes[Duty.AT if adversarial else Duty.ST]
-    joined = 2 if adversarial or (duty is Duty.PNC and lam != 1) else 1
+def cost(device: Device, workload: Workload, duty: Duty) -> Assignment:
+    """What a duty costs a device; AT on a share of the batches is ST on the others."""
+    if duty == Role.ST.duty:
+        duty = Duty(lam=workload.lam)
+    traffic = workload.download_bytes + workload.upload_bytes[duty.role]
+    joined = 2 if duty.role is Role.AT or (duty.lam and duty.lam != 1) else 1
     return Assignment(
         device=device.id,
         domain=device.domain,
         duty=duty,
-        at_share=1.0 if duty is Duty.AT else at_share,
-        lam=lam,
-        compute_seconds=compute,
+        compute_seconds=_compute(device, workload, duty),
         transfer_seconds=traffic / device.bandwidth if device.bandwidth else 0.0,
         traffic_bytes=traffic,
         # Weights four times: as received, in training, their gradient, and the copy that is sent.
@@ -164,33 +167,32 @@ def cost(device: Device, workload: Workload, duty: Duty, at_share: float = 0.0, 
     )
 
 
-def _compute(device: Device, workload: Workload, duty: Duty, lam: float | None) -> float:
-    forward, backward, attack = _passes(duty, workload.attack_steps, lam)
-    speed = device.speed
-    passes = forward / speed.forward + 2 * backward / speed.backward + 3 * attack / speed.attack
-    return device.correction * device.samples * workload.local_epochs * workload.macs * passes
+def _compute(device: Device, workload: Workload, duty: Duty) -> float:
+    speed, image = device.speed, passes(duty, workload.attack_steps)
+    seconds = image.forward / speed.forward + 2 * image.backward / speed.backward + 3 * image.attack / speed.attack
+    return device.correction * device.samples * workload.local_epochs * workload.macs * seconds
 
 
 def _best(device: Device, workload: Workload, deadline: float, *, donors: bool) -> Assignment:
     """The first duty that fits, from the most robust to the cheapest."""
-    full, standard = cost(device, workload, Duty.AT), cost(device, workload, Duty.ST)
+    full, standard = cost(device, workload, Role.AT.duty), cost(device, workload, PLAIN)
     options = [full]
     share = _share(deadline, full, standard)
-    if share >= LEAST_SHARE:
-        options.append(cost(device, workload, Duty.PART_AT, share))
+    if workload.shares and share >= LEAST_SHARE:
+        options.append(cost(device, workload, Duty(at_share=share)))
     if donors and workload.lam > 0:
-        options += [cost(device, workload, Duty.PNC, lam=lam) for lam in sorted({workload.lam, 1.0})]
+        options += [cost(device, workload, Duty(lam=lam)) for lam in sorted({workload.lam, 1.0})]
     options.append(standard)
     latest = deadline * (1 + 1e-9)  # a share computed to end on the deadline may round to just after it
     fitting = (option for option in options if option.seconds <= latest and _fits(device, option))
-    return next(fitting, replace(standard, duty=Duty.NONE))
+    return next(fitting, replace(standard, duty=None))
 
 
 def _share(deadline: float, full: Assignment, standard: Assignment) -> float:
     """The largest multiple of GRAIN of adversarial batches within the deadline."""
     left = deadline - full.transfer_seconds - standard.compute_seconds
     share = left / (full.compute_seconds - standard.compute_seconds)
-    return min(1 - GRAIN, math.floor(share / GRAIN + 1e-9) * GRAIN)
+    return round(min(1 - GRAIN, math.floor(share / GRAIN + 1e-9) * GRAIN), 9)
 
 
 def _fits(device: Device, assignment: Assignment) -> bool:
@@ -212,7 +214,7 @@ def _problems(
     found = [
         _left_out(device, assignment, workload, deadline)
         for device, assignment in zip(devices, chosen, strict=True)
-        if assignment.duty is Duty.NONE
+        if assignment.duty is None
     ]
     if not any(coverage.values()):
         needed = _needed_for_at(devices, workload)
@@ -246,7 +248,7 @@ def _left_out(device: Device, standard: Assignment, workload: Workload, deadline
 
 def _needed_for_at(devices: Sequence[Device], workload: Workload) -> str:
     """The deadline at which the first of these devices could train a least share adversarially."""
-    options = [(device, cost(device, workload, Duty.PART_AT, LEAST_SHARE)) for device in devices]
+    options = [(device, cost(device, workload, Duty(at_share=LEAST_SHARE))) for device in devices]
     possible = [(option.seconds, device.id) for device, option in options if _fits(device, option)]
     if not possible:
         return "none of its devices has the memory for it: lower train.batch_size or model.width"

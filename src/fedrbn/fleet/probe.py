@@ -21,7 +21,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedrbn.attacks import from_config
 from fedrbn.config import Experiment
 from fedrbn.cost.count import traffic
-from fedrbn.cost.units import Duty
 from fedrbn.errors import FleetError
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.assemble import build_network
@@ -30,7 +29,7 @@ from fedrbn.fleet.planner import Speed, Workload
 from fedrbn.hardware import one_thread
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.randomness import generator
-from fedrbn.types import Branch, Role, Stats
+from fedrbn.types import Branch, Duty, Role, Stats
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,12 @@ def workload(experiment: Experiment, classes: int, image_shape: tuple[int, int, 
         weight_bytes=at.down,
         activation_bytes=activation_bytes(net, image_shape),
         download_bytes=at.down,
-        upload_bytes={Duty.AT: at.up, Duty.ST: st.up},
+        upload_bytes={Role.AT: at.up, Role.ST: st.up},
         batch_size=experiment.train.batch_size,
         local_epochs=experiment.train.local_epochs,
         attack_steps=experiment.attack.steps,
         lam=method.calibration.lam if method.calibration else 0.0,
+        shares=method.refusal(Duty(at_share=0.5)) is None,
     )
 
 
@@ -114,7 +114,13 @@ def probe(
     return Probe(speed, free_memory(), copying, download_speed(url, 0.15 * seconds) if url else None)
 
 
-def measure_speed(net: DualNet, image_shape: tuple[int, int, int], batch_size: int, seconds: float) -> Speed:
+def measure_speed(
+    net: DualNet,
+    image_shape: tuple[int, int, int],
+    batch_size: int,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Speed:
     """Forward, backward and attack passes of whole batches, interleaved so that a busy moment hits all three."""
     random = generator(0, "probe")
     x = torch.rand(batch_size, *image_shape, generator=random)
@@ -123,16 +129,16 @@ def measure_speed(net: DualNet, image_shape: tuple[int, int, int], batch_size: i
     forward: list[float] = []
     backward: list[float] = []
     attack: list[float] = []
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(attack) < 3:
-        started = time.perf_counter()
+    until = clock() + seconds
+    while clock() < until or len(attack) < 3:
+        started = clock()
         loss = F.cross_entropy(net(x, Branch.CLEAN, Stats.BATCH), y)
-        forward.append(time.perf_counter() - started)
-        started = time.perf_counter()
+        forward.append(clock() - started)
+        started = clock()
         loss.backward()  # type: ignore[no-untyped-call]
-        backward.append(time.perf_counter() - started)
+        backward.append(clock() - started)
         net.zero_grad()
-        attack.append(_elapsed(lambda: _attack_step(net, x, y)))
+        attack.append(_elapsed(lambda: _attack_step(net, x, y), clock))
     return Speed(work / median(forward), 2 * work / median(backward), 3 * work / median(attack))
 
 
@@ -141,10 +147,10 @@ def _attack_step(net: DualNet, x: Tensor, y: Tensor) -> None:
     torch.autograd.grad(F.cross_entropy(net(pixels, Branch.NOISED, Stats.FROZEN), y), pixels)
 
 
-def _elapsed(action: Callable[[], object]) -> float:
-    started = time.perf_counter()
+def _elapsed(action: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    started = clock()
     action()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def free_memory() -> float | None:

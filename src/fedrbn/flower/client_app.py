@@ -17,7 +17,7 @@ from fedrbn.data.digests import digest_of
 from fedrbn.data.samples import Client
 from fedrbn.errors import MessageError
 from fedrbn.federated.client import steps_per_epoch
-from fedrbn.federated.executors.serial import ClientHost, perform
+from fedrbn.federated.executors.host import ClientHost, perform
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
 from fedrbn.federated.protocol import MOST_CAUSE, Failure, Round, Train, Upload
 from fedrbn.fleet.probe import free_memory, measure_speed
@@ -28,7 +28,7 @@ from fedrbn.flower.instructions import EvaluateOrder, Order, Setup, TrainOrder
 from fedrbn.flower.messages import Parts, failure_records, job_of, reply_records
 from fedrbn.flower.questions import attacks_in
 from fedrbn.flower.settings import NodeConfig
-from fedrbn.flower.site import Memory, fingerprint, local_federation, names_of, network
+from fedrbn.flower.site import SiteMemory, fingerprint, local_federation, names_of, network
 from fedrbn.hardware import one_thread
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Tensors
@@ -66,7 +66,7 @@ def _introduction(setup: Setup, context: Context) -> RecordDict:
     federation = local_federation(node, context.node_config, setup)
     (client,) = federation.clients
     net = network(node, setup, federation)
-    remembered = Memory.of(node, setup, client.id).recall(context.state)
+    remembered = SiteMemory.of(node, setup, client.id).recall(context.state)
     introduction = Introduction(
         version=version("fedrbn"),
         client=client.id,
@@ -121,7 +121,7 @@ def _performed(order: Order, content: RecordDict, context: Context) -> RecordDic
     round_, job = job_of(content, order, parts)
     if node.data is not None:
         round_ = affordable(round_, len(client.train), node.max_passes)
-    memory = Memory.of(node, setup, client.id)
+    memory = SiteMemory.of(node, setup, client.id)
     privacy = privacy_of(Experiment(privacy=setup.privacy))
     with one_thread():
         result = perform(ClientHost({client.id: client}, net, memory.store, privacy), round_, job)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from flwr.serverapp import Grid
 
 from fedrbn.attacks import Attack, LogitsAttack, Untargeted, from_config
@@ -21,8 +22,16 @@ from fedrbn.federated.server import Plan, donors
 from fedrbn.fleet.probe import workload
 from fedrbn.flower.claims import counted, suspicions
 from fedrbn.flower.control import Control, read_control
-from fedrbn.flower.grid_execute import Line
-from fedrbn.flower.handshake import Agreement, Introduction, afforded_roles, configured_roles, wrong_network, wrong_part
+from fedrbn.flower.grid_execute import NodeLink
+from fedrbn.flower.handshake import (
+    Agreement,
+    Introduction,
+    afforded_duties,
+    configured_duties,
+    unplanned,
+    wrong_network,
+    wrong_part,
+)
 from fedrbn.flower.instructions import setup_for
 from fedrbn.flower.log import EventLog
 from fedrbn.flower.messages import Parts
@@ -31,9 +40,11 @@ from fedrbn.flower.registry import Registry
 from fedrbn.flower.roster import Lobby, Roster
 from fedrbn.flower.settings import FlowerConfig
 from fedrbn.flower.site import fingerprint, parts
+from fedrbn.hardware import pick_precision
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.runs.directory import RunDirectory
-from fedrbn.types import Member, Role
+from fedrbn.runs.duties import with_next_duties
+from fedrbn.types import Duty, Member, Role
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,11 @@ class RemoteExperiment:
         return Untargeted(self.attack)
 
     @property
+    def precision(self) -> torch.dtype | None:
+        """What the settings mean on this machine; every node decides for itself."""
+        return pick_precision(self.experiment.run.precision, self.net.device)
+
+    @property
     def forgiving(self) -> bool:
         """Clients come and go."""
         return True
@@ -66,6 +82,10 @@ class RemoteExperiment:
             "silenced": sorted(self.plan.silenced),
         }
         return {name: value for name, value in found.items() if value}
+
+    def with_plan(self, plan: Plan) -> RemoteExperiment:
+        """The same experiment with another plan."""
+        return replace(self, plan=plan)
 
     def samples_digest(self) -> str:
         """Twelve hex digits that name the test samples of all clients and their order."""
@@ -102,18 +122,21 @@ class RemoteFederation:
         """The number of samples that each client counts for in this round."""
         known: tuple[Member, ...] = terms.directory.description()[0] if described(terms.directory) else ()
         registry = Registry(terms.directory.path / "nodes.json")
-        self.roster = Roster(known, registry, self._roles, self._objection, terms.log)
+        self.roster = Roster(known, registry, self._duties, self._objection, terms.log)
 
-    def _roles(self, nodes: Mapping[str, Introduction]) -> Mapping[str, Role]:
+    def _duties(self, nodes: Mapping[str, Introduction]) -> Mapping[str, Duty]:
         experiment, settings, common = self.terms.experiment, self.terms.settings, self.terms.common
+        if not self.method.adversarial:
+            return dict.fromkeys(nodes, Role.ST.duty)
         if settings.roles == "config":
-            return configured_roles(nodes, experiment)
+            return configured_duties(nodes, experiment)
         asked = workload(experiment, len(common.classes), common.image_shape)
-        return afforded_roles(nodes, asked, experiment.faults.deadline_seconds or settings.deadline)
+        return afforded_duties(nodes, asked, experiment.faults.deadline_seconds or settings.deadline)
 
     def _objection(self, node: Introduction) -> str | None:
         return (
             self.terms.common.objection(node)
+            or (unplanned(node, self.terms.experiment) if self.terms.settings.roles == "config" else None)
             or wrong_network(node, fingerprint(self.net, self.names))
             or (wrong_part(node, self._users) if node.partition is not None and self._users else None)
         )
@@ -131,10 +154,10 @@ class RemoteFederation:
         """Note who has come and who has left; newcomers take part from the next round on."""
         self.roster.update(*self.lobby.newcomer_data())
 
-    def line(self, grid: Grid) -> Line:
+    def line(self, grid: Grid) -> NodeLink:
         """How jobs reach the clients."""
         settings = self.terms.settings
-        return Line(
+        return NodeLink(
             grid=grid,
             experiment=self.terms.experiment,
             token=self.terms.token,
@@ -200,10 +223,11 @@ class RemoteFederation:
         """Before a round and the evaluation: who is there now, who is barred; newcomers get a batch norm."""
         self.refresh()
         directory, common = self.terms.directory, self.terms.common
+        self.control = read_control(directory.path / "control.toml", self.control, self.terms.log)
+        revised = with_next_duties(self.prepared(), directory)
+        self.roster.assign(revised.plan.members)
         everybody = self._counted(tuple(self.roster.members.values()))
         directory.describe(everybody, common.classes, common.image_shape)
-        self.control = read_control(directory.path / "control.toml", self.control, self.terms.log)
-        revised = self.prepared()
         unknown = [member.id for member in revised.plan.members if member.id not in state.personal]
         kept = self.roster.kept(unknown, self.parts.personal)
         state = welcomed(state, revised.plan, self.net, kept, self.roster.refuse_kept)

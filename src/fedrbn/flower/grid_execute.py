@@ -24,7 +24,7 @@ from fedrbn.types import Member, Role
 
 
 @dataclass(frozen=True)
-class Line:
+class NodeLink:
     """What it takes to talk to clients by messages."""
 
     grid: Grid
@@ -59,7 +59,7 @@ class _Tally:
         self.clients[client] = {"seconds": seconds, "down": down, "up": up}
 
 
-def grid_execute(line: Line) -> Execute:
+def grid_execute(line: NodeLink) -> Execute:
     """Clients on Flower's nodes."""
 
     def execute(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
@@ -86,7 +86,7 @@ def grid_execute(line: Line) -> Execute:
     return execute
 
 
-def _answers(line: Line, round_: Round, jobs: list[Job], kind: str, tally: _Tally) -> Iterator[Result]:
+def _answers(line: NodeLink, round_: Round, jobs: list[Job], kind: str, tally: _Tally) -> Iterator[Result]:
     shared = shared_record(round_.shared, line.parts, line.transport)
     tally.theta = wire.size(RecordDict({"shared": shared}))
     deadline = min(line.deadline, round_.deadline_seconds or line.deadline)

@@ -11,19 +11,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field, field_validator
 
 from fedrbn.config import Experiment
 from fedrbn.config.schema import Section
-from fedrbn.cost.units import Duty
+from fedrbn.cost.units import PLAIN
 from fedrbn.data import AVAILABLE
 from fedrbn.data.federation import at_users
 from fedrbn.data.memory_limit import available_memory
 from fedrbn.federated.protocol import MOST_CAUSE, MOST_SAMPLES, ClientId, Label, RoundNumber
 from fedrbn.fleet.planner import Device, Speed, Workload, plan
-from fedrbn.nets import NETWORKS, build
-from fedrbn.types import Member, Role
+from fedrbn.nets import state_bytes
+from fedrbn.types import Duty, Member, Role
 
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 _MOST_PIXELS = 2**22
@@ -135,14 +134,11 @@ def too_large(node: Introduction, experiment: Experiment) -> str | None:
     It is built without memory first. A factory of one's own cannot be; its size is for whoever wrote it to limit.
     """
     model = experiment.model
-    if model.name not in NETWORKS:
-        return None
     try:
-        with torch.device("meta"):
-            net = build(model.name, len(node.classes), model.width, node.image_shape, experiment.run.seed)
+        size = state_bytes(model.name, len(node.classes), model.width, node.image_shape)
     except (ValueError, RuntimeError) as error:
         return f"got images of {node.image_shape} at the node ({error}); expected some that {model.name!r} takes."
-    needed, free = COPIES * sum(tensor.nbytes for tensor in net.state_dict().values()), available_memory()
+    needed, free = COPIES * (size or 0), available_memory()
     if free is None or needed <= free:
         return None
     return (
@@ -166,7 +162,7 @@ def wrong_part(node: Introduction, parts: Sequence[Member]) -> str | None:
     """Why a node is not the user it says it is, of those that the server's data set is divided among; None if it is."""
     if node.partition is None:
         return None
-    told = Member(node.client, node.domain, Role.ST, node.samples)
+    told = Member(node.client, node.domain, Role.ST.duty, node.samples)
     if node.partition < len(parts) and told == parts[node.partition]:
         return None
     expected = _user(parts[node.partition]) if node.partition < len(parts) else f"one of {len(parts)} partitions"
@@ -180,14 +176,27 @@ def _user(member: Member) -> str:
     return f"{member.id!r} of {member.domain!r} with {member.samples} samples"
 
 
-def configured_roles(nodes: Mapping[str, Introduction], experiment: Experiment) -> dict[str, Role]:
-    """Roles as `federation.at` says, which knows users by name or as a share of each domain."""
-    at = experiment.federation.at
+def unplanned(node: Introduction, experiment: Experiment) -> str | None:
+    """Why a node has no place in the plan that `federation.duties` holds; None if it has one, or there is no plan."""
+    planned = experiment.federation.duties
+    if planned is None or node.client in planned.clients:
+        return None
+    return (
+        f"got client {node.client!r} at the node; expected one of the {len(planned.clients)} of federation.duties. Add "
+        "it to the fleet and plan again, or start the server with flower.roles = 'budget'."
+    )
+
+
+def configured_duties(nodes: Mapping[str, Introduction], experiment: Experiment) -> dict[str, Duty]:
+    """As `federation.duties` says, or `federation.at`, which knows users by name or as a share of each domain."""
+    at, planned = experiment.federation.at, experiment.federation.duties
+    if planned is not None:
+        return {client: planned.clients[client].duty for client in nodes}
     if isinstance(at, tuple):
         chosen = frozenset(client for client, node in nodes.items() if client in at or node.domain in at)
     else:
         chosen = at_users(_users(nodes, experiment), at)
-    return {client: Role.AT if client in chosen else Role.ST for client in nodes}
+    return {client: (Role.AT if client in chosen else Role.ST).duty for client in nodes}
 
 
 def _users(nodes: Mapping[str, Introduction], experiment: Experiment) -> dict[str, list[str]]:
@@ -206,9 +215,12 @@ def _users(nodes: Mapping[str, Introduction], experiment: Experiment) -> dict[st
     return users
 
 
-def afforded_roles(nodes: Mapping[str, Introduction], workload: Workload, deadline: float) -> dict[str, Role]:
-    """Roles as nodes can afford: what they say, else what the planner finds for what they measured, else ST."""
-    roles = {client: node.budget.role or Role.ST for client, node in nodes.items()}
+def afforded_duties(nodes: Mapping[str, Introduction], workload: Workload, deadline: float) -> dict[str, Duty]:
+    """Duties as nodes can afford: of the role they name, else what the planner finds for what they measured, else ST.
+
+    A node that is too slow even for plain standard training gets that: the deadline decides whether it counts.
+    """
+    duties = {client: (node.budget.role or Role.ST).duty for client, node in nodes.items()}
     measured = [
         Device(client, node.domain, node.samples, speed, node.budget.memory, node.budget.bandwidth)
         for client, node in nodes.items()
@@ -216,8 +228,8 @@ def afforded_roles(nodes: Mapping[str, Introduction], workload: Workload, deadli
     ]
     if measured:
         for assignment in plan(measured, workload, deadline).assignments:
-            roles[assignment.device] = Role.AT if assignment.duty is Duty.AT else Role.ST
-    return roles
+            duties[assignment.device] = assignment.duty or PLAIN
+    return duties
 
 
 def _shown(classes: tuple[str, ...]) -> str:

@@ -12,19 +12,16 @@ import torch
 from pydantic import Field, model_validator
 
 from fedrbn.attacks import Loss, from_config
+from fedrbn.builtin.methods import METHODS
 from fedrbn.config import AttackConfig, DataConfig, Experiment, FederationConfig, MethodConfig, ModelConfig
 from fedrbn.config.schema import PrivacyConfig, Section
 from fedrbn.errors import MessageError
 from fedrbn.federated.methods import Method
-from fedrbn.federated.options import configure, named
+from fedrbn.federated.options import at_options, configure, named
 from fedrbn.federated.protocol import Answers, Evaluate, Failure, Result, Round, Seed, Train, Upload
 from fedrbn.flower.questions import QuestionData
 from fedrbn.flower.wire import Without
 from fedrbn.types import Role
-
-_AT_ONLY = {"at_loss", "beta", "at_share", "replays", "affine_lr", "gamma", "affine_steps"}
-_AS_STANDARD = {"fatavg-free": "fatavg", "fatbn-free": "fatbn"}
-"""Free AT is a matter of AT users: what ST users do has a name without it."""
 
 Transport: TypeAlias = Literal["float32", "bfloat16"]
 
@@ -111,17 +108,21 @@ class Withheld:
 def setup_for(role: Role, experiment: Experiment, token: str) -> Setup:
     """What a client of this role is told of the experiment: of the adversary only what it has a use for."""
     method, attack = experiment.method, experiment.attack
-    needed = role is Role.AT or named(method.name, from_config(attack)).attacks_at_st
+    whole = named(method.name, from_config(attack))
+    needed = role is Role.AT or whole.attacks_at_st
     if role is Role.ST:
-        plain = method.model_dump(exclude=_AT_ONLY) | {"name": _AS_STANDARD.get(method.name, method.name)}
-        method = MethodConfig.model_validate(plain)
+        plain = method.model_dump(exclude=set(at_options(whole)))
+        entry = METHODS.get(method.name)
+        method = MethodConfig.model_validate(plain | {"name": (entry and entry.for_st) or method.name})
     return Setup(
         token=token,
         model=experiment.model,
         method=method,
         attack=attack if needed else None,
         data=experiment.data,
-        federation=experiment.federation.model_copy(update={"at": 0.0, "participants": None}),
+        federation=experiment.federation.model_copy(
+            update={"at": 0.0, "participants": None, "duties": None, "replan": None}
+        ),
         privacy=experiment.privacy,
         fast=experiment.run.fast,
         seed=experiment.run.seed,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +17,51 @@ if TYPE_CHECKING:
 
 
 class EventLog:
-    """Writes events: `log("joined", client="pen-0", node=…)` becomes one line with the time and the event's name."""
+    """Writes events: `log("joined", client="pen-0", node=…)` becomes one line with the time and the event's name.
+
+    The file holds whole lines only. An event that a full disk has no room for is not worth the run: it is on stdout,
+    with the reason, and what cannot go on without the disk says so itself.
+    """
 
     def __init__(self, path: Path, *, echo: bool = True) -> None:
         self.path = path
         self.echo = echo
+        _drop_cut_off_line(path)
 
     def __call__(self, event: str, **facts: Any) -> None:
         """Write one event."""
-        line = json.dumps({"time": round(time.time(), 3), "event": event, **facts}, ensure_ascii=False)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        content = {"time": round(time.time(), 3), "event": event, **facts}
+        try:
+            _append(self.path, f"{_line(content)}\n".encode())
+        except OSError as error:
+            content["unwritten"] = str(error)
         if self.echo:
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+            with suppress(OSError):  # it may be on the same disk
+                sys.stdout.write(_line(content) + "\n")
+                sys.stdout.flush()
+
+
+def _line(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Add all of a line or nothing of it."""
+    with path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[file.write(line) :]
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def _drop_cut_off_line(path: Path) -> None:
+    """Remove what a writer that was killed has left of its last line: the next one would be joined to it."""
+    content = path.read_bytes() if path.exists() else b""
+    if not content.endswith(b"\n") and content:
+        os.truncate(path, content.rfind(b"\n") + 1)
 
 
 class RoundLog:

@@ -70,10 +70,10 @@ def shared_record(shared: Tensors, parts: Parts, transport: Transport) -> ArrayR
 def order_records(
     round_: Round, job: Job, role: Role, setup: Setup, shared: ArrayRecord, transport: Transport, attack: AttackConfig
 ) -> RecordDict:
-    """A job as a message; `attack` is the experiment's, which questions may ask about."""
+    """A job as a message to a client of this role; `attack` is the experiment's, which questions may ask about."""
     order: Order
     if isinstance(job, Train):
-        order = TrainOrder(setup=setup, round=round_, job=replace(job, role=role), transport=transport)
+        order = TrainOrder(setup=setup, round=round_, job=job, transport=transport)
     else:
         questions = tuple(as_data(question, attack) for question in job.questions)
         order = EvaluateOrder(setup=setup, round=round_, job=job, role=role, questions=questions, transport=transport)

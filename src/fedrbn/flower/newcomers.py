@@ -49,7 +49,7 @@ def _sound(
     for member in members:
         if member.id not in own:
             continue
-        check = UploadCheck(replace(member, role=Role.AT), start, lengths, names, plan.faults.max_update, place)
+        check = UploadCheck(replace(member, duty=Role.AT.duty), start, lengths, names, plan.faults.max_update, place)
         try:
             check.admit(Upload(member.id, 0, {}, own[member.id], member.samples, {"loss": 0.0}))
         except UploadError as error:

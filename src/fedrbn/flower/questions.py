@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fedrbn.attacks import PGD, AutoAttack, Corruption, LocalSearch, LogitsAttack, Oblivious, Untargeted, from_config
+from fedrbn.attacks import LogitsAttack, Untargeted, from_config
+from fedrbn.attacks.named import classes
+from fedrbn.builtin.attacks import FAMILIES, ON_LOSS
 from fedrbn.config import AttackConfig
 from fedrbn.config.schema import Section
 from fedrbn.errors import MessageError
@@ -17,21 +19,13 @@ from fedrbn.evaluation.diagnosis import Diagnosis
 from fedrbn.federated.protocol import Count, Label, Question
 from fedrbn.types import Branch
 
-Kind: TypeAlias = Literal["pgd", "autoattack", "local-search", "corruption"]
-KINDS: dict[Kind, type[PGD | AutoAttack | LocalSearch | Corruption]] = {
-    "pgd": PGD,
-    "autoattack": AutoAttack,
-    "local-search": LocalSearch,
-    "corruption": Corruption,
-}
-"""Attacks that travel as their settings."""
 _DEPLOYMENTS: dict[str, Deployment] = {deployment_name(each): each for each in (*Branch, CONFIDENT)}
 
 
 class AttackData(Section):
     """An attack: a kind and its settings, or the section of a config, which may name one's own."""
 
-    kind: Kind | None = None
+    kind: Label | None = None
     settings: dict[str, Any] = Field(default_factory=dict, max_length=20)
     config: AttackConfig | None = None
 
@@ -101,19 +95,19 @@ def attack_from(data: AttackData) -> LogitsAttack:
         if data.config is None:
             raise MessageError("got an attack without kind and config; expected one of them.")
         return Untargeted(from_config(data.config))
-    made = _made(KINDS[data.kind], data.settings)
-    if isinstance(made, PGD):
-        return Untargeted(made)
-    return Oblivious(made) if isinstance(made, Corruption) else made
+    known = classes(FAMILIES)
+    if data.kind not in known:
+        raise MessageError(
+            f"got an attack of kind {data.kind!r}; expected one of {', '.join(known)}. Check that both sides run the "
+            "same version of fedrbn."
+        )
+    made = _made(known[data.kind], data.settings)
+    return Untargeted(made) if data.kind in classes(ON_LOSS) else made
 
 
 def _attack_data(attack: LogitsAttack, config: AttackConfig) -> AttackData:
-    value: object = attack
-    if isinstance(attack, Untargeted):
-        value = attack.attack
-    elif isinstance(attack, Oblivious):
-        value = attack.corruption
-    for kind, of in KINDS.items():
+    value: Any = attack.attack if isinstance(attack, Untargeted) else attack
+    for kind, of in classes(FAMILIES).items():
         if type(value) is of:
             return AttackData(kind=kind, settings=asdict(value))
     if isinstance(attack, Untargeted) and value == from_config(config):
@@ -124,9 +118,7 @@ def _attack_data(attack: LogitsAttack, config: AttackConfig) -> AttackData:
     )
 
 
-def _made(
-    kind: type[PGD | AutoAttack | LocalSearch | Corruption], settings: dict[str, Any]
-) -> PGD | AutoAttack | LocalSearch | Corruption:
+def _made(kind: type[Any], settings: dict[str, Any]) -> Any:
     unknown = settings.keys() - {field.name for field in fields(kind)}
     try:
         if unknown:

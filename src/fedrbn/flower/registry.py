@@ -18,8 +18,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from fedrbn.config.schema import Section
 from fedrbn.errors import StorageError
 from fedrbn.federated.protocol import SampleCount
+from fedrbn.files import write_atomically
 from fedrbn.flower.handshake import Digest
-from fedrbn.runs.directory import write_atomically
 
 _PEM = b"-----BEGIN PUBLIC KEY-----"
 

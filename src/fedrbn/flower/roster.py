@@ -1,7 +1,7 @@
 """Who takes part: nodes introduce themselves, join, leave and come back; the server knows clients, Flower knows nodes.
 
 Node ids may change when a node is started anew; a client is who its node says it is, and belongs to the first node
-that said so (`registry`). A node of the same key waits if the client is still there. A client keeps its role, its place
+that said so (`registry`). A node of the same key waits if the client is still there. A client keeps its duty, its place
 and its number of samples for good, so that a run that is resumed has the same numbers.
 """
 
@@ -20,10 +20,10 @@ from fedrbn.flower.handshake import Introduction, Refusal, Response
 from fedrbn.flower.log import EventLog
 from fedrbn.flower.registry import ANYBODY, Identity, Registry, identities
 from fedrbn.flower.wire import Specs
-from fedrbn.types import Member, Role, Tensors
+from fedrbn.types import Duty, Member, Tensors
 
-Decide = Callable[[Mapping[str, Introduction]], Mapping[str, Role]]
-"""Roles for all nodes that are there."""
+Decide = Callable[[Mapping[str, Introduction]], Mapping[str, Duty]]
+"""Duties for all nodes that are there."""
 Objection = Callable[[Introduction], str | None]
 """Why a node cannot take part; None if it can."""
 
@@ -145,14 +145,14 @@ class Roster:
         again = [guest for guest in self.queue if guest.node in here]
         self.queue = []
         admitted = [guest for guest in (*again, *guests) if self._may_come(guest, again)]
-        roles = self.decide({c: g.introduction for c, g in self.present.items()}) if admitted else {}
+        duties = self.decide({c: g.introduction for c, g in self.present.items()}) if admitted else {}
         for guest in admitted:
             told = guest.introduction
             known = self.members.get(told.client)
-            role = known.role if known else roles[told.client]
+            duty = known.duty if known else duties[told.client]
             samples = known.samples if known else told.samples
             self.registry.register(told.client, guest.identity, samples)
-            self.members[told.client] = Member(told.client, told.domain, role, samples)
+            self.members[told.client] = Member(told.client, told.domain, duty, samples)
             if samples != told.samples:
                 self.log(
                     "claim ignored",
@@ -165,7 +165,8 @@ class Roster:
                 client=told.client,
                 node=str(guest.node),
                 domain=told.domain,
-                role=role.value,
+                role=duty.role.value,
+                duty=str(duty),
                 samples=samples,
                 again=known is not None,
             )
@@ -187,6 +188,11 @@ class Roster:
         self.present[told.client] = guest
         self.told[told.client] = told
         return True
+
+    def assign(self, members: Iterable[Member]) -> None:
+        """Give these clients the duties that they have now."""
+        for member in members:
+            self.members[member.id] = replace(self.members[member.id], duty=member.duty)
 
     def kept(self, clients: Iterable[str], parts: Specs) -> dict[str, Tensors]:
         """The batch norms that these clients have kept themselves, where they have and it can be used."""

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from fedrbn.config import Experiment
 from fedrbn.errors import ConfigError, StorageError
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
+from fedrbn.files import write_atomically
 from fedrbn.flower import wire
 from fedrbn.flower.deployment import RemoteFederation, Terms, described
 from fedrbn.flower.grid_execute import grid_execute
@@ -26,7 +27,9 @@ from fedrbn.flower.instructions import setup_for
 from fedrbn.flower.log import EventLog, RoundLog
 from fedrbn.flower.roster import Guest, Lobby
 from fedrbn.flower.settings import FlowerConfig, Values, experiment_of
-from fedrbn.runs.directory import RunDirectory, write_atomically
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.recovery import recover
+from fedrbn.runs.store import place
 from fedrbn.runs.train import train_and_evaluate
 from fedrbn.types import Role
 
@@ -49,7 +52,7 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
     directory = _directory(experiment)
     log = EventLog(directory.path / "events.jsonl")
     with directory.locked():
-        directory.recover()
+        recover(directory)
         finished = directory.records("evaluations.jsonl")
         if finished:
             log("finished before", round=finished[0]["round"])
@@ -69,7 +72,7 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
 
 def _directory(experiment: Experiment) -> RunDirectory:
     """The run's directory, new or as it was left; one of another experiment is refused."""
-    path = Path(experiment.run.out or f"runs/flower-{experiment.run_name()}")
+    path = Path(experiment.run.out) if experiment.run.out else place(Path("runs"), experiment, "flower-")
     if not (path / "config.toml").exists():
         return RunDirectory.create(path, experiment)
     directory = RunDirectory.open(path)

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from fedrbn import config
 from fedrbn.config import AttackConfig, Experiment, plugins
-from fedrbn.config.schema import Section
+from fedrbn.config.schema import PrivacyConfig, Section
 from fedrbn.data import AVAILABLE
 from fedrbn.errors import ConfigError
 from fedrbn.federated.options import resolved
@@ -46,7 +46,7 @@ class FlowerConfig(Section):
     poll: float = Field(default=0.2, gt=0)
     """Seconds between two looks for answers."""
     roles: Literal["config", "budget"] = "config"
-    """Who is AT: as federation.at says, or as nodes can afford by their own statement."""
+    """Who does what: as federation.at or federation.duties says, or what nodes can afford by their own statement."""
     transport: Transport = "float32"
     """How the shared weights travel."""
     bind_keys: bool = True
@@ -120,6 +120,9 @@ class NodeConfig(Section):
     """Measure the speed for so many seconds instead of stating it."""
     max_passes: int = Field(default=20, ge=1)
     """Most passes over the site's own data in place of one local epoch, whatever number of steps the server orders."""
+    require_noise: float | None = Field(default=None, gt=0)
+    """Least noise multiplier of all that leaves this site; it takes no part in a run with less, or with noise that
+    others could subtract."""
     allow: str = ""
     """package.module:object references, separated by commas, that the server may name. Nothing else is imported."""
 
@@ -135,6 +138,25 @@ class NodeConfig(Section):
                 "Correct --node-config of this SuperNode."
             ) from None
 
+    def _ensure_noise(self, offered: PrivacyConfig) -> None:
+        """Refuse a run whose uploads would leave with less noise than this site wants on them."""
+        if self.require_noise is None:
+            return
+        at_client = None if offered.update_at == "server" else offered.update_noise
+        for key, noise in (("statistics_noise", offered.statistics_noise), ("update_noise", at_client)):
+            if noise is None or noise < self.require_noise:
+                got = "none at the client" if noise is None else f"{noise:g}"
+                raise ConfigError(
+                    f"got privacy.{key}: {got} from the server; expected at least require-noise = "
+                    f"{self.require_noise:g}, which this site wants. Ask whoever runs the server for more, or lower it "
+                    "in node.toml."
+                )
+        if not offered.secret:
+            raise ConfigError(
+                "got noise from the run's seed from the server; expected privacy.secret = true, because this site has "
+                "set require-noise and whoever knows the seed can subtract the noise. Ask whoever runs the server."
+            )
+
     def state_folder(self) -> Path:
         """Where the client keeps what it remembers: as configured, $FEDRBN_STATE, or the user's state folder."""
         if self.state is not None:
@@ -146,6 +168,7 @@ class NodeConfig(Section):
 
     def check(self, setup: Setup, attacks: Iterable[AttackConfig] = ()) -> None:
         """Refuse a server that names code which this site has not allowed; `attacks` are those it asks about."""
+        self._ensure_noise(setup.privacy)
         allowed = {part.strip() for part in self.allow.split(",")}
         named = [("model", setup.model.name), ("method", setup.method.name)]
         named += [("attack", attack.name) for attack in (setup.attack, *attacks) if attack is not None]

@@ -23,6 +23,7 @@ from fedrbn.data.samples import Client, Federation, Samples
 from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import Layout, layout
 from fedrbn.federated.assemble import build_network, load_data
+from fedrbn.files import write_atomically
 from fedrbn.flower import wire
 from fedrbn.flower.instructions import Setup, method_of
 from fedrbn.flower.settings import NodeConfig, Values
@@ -30,7 +31,6 @@ from fedrbn.hardware import pick_device
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast
 from fedrbn.nets.state import tensors
-from fedrbn.runs.directory import write_atomically
 from fedrbn.types import Member, Role, Tensors
 
 
@@ -71,7 +71,7 @@ def local_federation(node: NodeConfig, values: Values, setup: Setup) -> Federati
 def parts(setup: Setup) -> tuple[Member, ...]:
     """The users that the server's data set is divided among, in the order of partition-id; roles are not decided."""
     divided = _divided(setup.data, setup.federation, setup.seed)
-    return tuple(Member(user.id, user.domain, Role.ST, len(user.train)) for user in divided.clients)
+    return tuple(Member(user.id, user.domain, Role.ST.duty, len(user.train)) for user in divided.clients)
 
 
 @lru_cache(maxsize=2)  # a simulation asks for its many parts in the same process
@@ -113,7 +113,7 @@ def fingerprint(net: DualNet, names: Layout) -> str:
 
 
 @dataclass(frozen=True)
-class Memory:
+class SiteMemory:
     """What a client keeps of a run: its own batch norm, in Flower's state and on disk, and what its method remembers.
 
     Flower's state lives as long as the SuperNode; the disk also survives its restart.
@@ -124,7 +124,7 @@ class Memory:
     client: str
 
     @classmethod
-    def of(cls, node: NodeConfig, setup: Setup, client: str) -> Memory:
+    def of(cls, node: NodeConfig, setup: Setup, client: str) -> SiteMemory:
         """The memory of a client for a run."""
         return cls(node.state_folder() / setup.token, client)
 

@@ -62,10 +62,18 @@ class Exported:
 
 
 def export_client(
-    run: Path | str, client: str, path: Path | str, branch: Branch | None = None, *, folding: bool = True
+    run: Path | str, client: str | None, path: Path | str, branch: Branch | None = None, *, folding: bool = True
 ) -> Exported:
-    """Write the network of one client of a trained run; without `branch` the one it predicts with."""
+    """Write the network of one client of a trained run; without `branch` the one it predicts with.
+
+    Without a client it is the network for somebody new: the shared weights with everybody's mean batch norm.
+    """
     trained = load(run)
+    if client is None:
+        own = branch or trained.newcomer_branch
+        return export_network(
+            trained.newcomer(own), describe(trained, own, client="anybody", domain="all"), path, folding=folding
+        )
     chosen = branch or _branch_of(trained, client)
     net = trained.client(client, chosen)
     member = trained.plan.members[trained.clients.index(client)]

@@ -114,9 +114,9 @@ def read(path: Path | str, *, network: str | None = None, trust: bool = False) -
     return readers[path.suffix]()
 
 
-def predict(model: Shipped, images: Sequence[Path]) -> list[Prediction]:
+def predict(model: Shipped, images: Sequence[Path | str]) -> list[Prediction]:
     """What the model sees in image files: each is squeezed to the model's size, as training images were."""
-    pixels = torch.stack([_pixels(image, model.card.image_shape) for image in images])
+    pixels = torch.stack([_pixels(Path(image), model.card.image_shape) for image in images])
     with torch.no_grad():
         probabilities = model.logits(pixels).softmax(-1)
     names = model.card.classes
@@ -138,7 +138,7 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
     if channels not in (1, 3) or height != width:
         raise ModelFileError(
             f"got a model for images of {channels} x {height} x {width}; expected 1 or 3 channels and a square to read "
-            "image files for. Call fedrbn.shipped.read(path).logits with your own tensors instead."
+            "image files for. Call fedrbn.open_model(path).logits with your own tensors instead."
         )
     if not path.is_file():
         raise ModelFileError(f"got image {path}, which is no file; expected a JPEG or PNG.")

@@ -12,13 +12,11 @@ from torch import Tensor
 from fedrbn import data
 from fedrbn.config import plugins
 from fedrbn.data.samples import DataSet, Samples
-from fedrbn.data.sets.folder import decode
+from fedrbn.data.sets.folder import SUFFIXES, decode
 from fedrbn.errors import OnboardingError
 from fedrbn.federated.assemble import assemble
 from fedrbn.randomness import generator
 from fedrbn.runs.load import Trained
-
-_SUFFIXES = {".jpg", ".jpeg", ".png"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ def newcomer_data(trained: Trained, source: str, domain: str | None = None) -> N
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
-        pictures = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
+        pictures = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
         if pictures:
             return NewcomerData(domain or folder.name, _decoded(pictures, trained.image_shape), None, None)
     dataset = data.load(source, trained.image_shape[1])

@@ -30,7 +30,7 @@ from fedrbn.federated.client import batches, pixels
 from fedrbn.federated.objectives import evaluating
 from fedrbn.federated.prediction import predicting_branch
 from fedrbn.federated.server import donor_weights, propagated
-from fedrbn.federated.training.sgd import Sgd
+from fedrbn.federated.training.sgd import LocalTask, Sgd
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
 from fedrbn.nets.state import load, tensors
 from fedrbn.randomness import generator
@@ -116,10 +116,7 @@ def calibrate(trained: Trained, newcomer: Newcomer, labelled: Samples, steps: in
     Sgd()(
         net.train(),
         pixels(labelled, order, next(net.parameters()).device),
-        method.calibration,
-        lr=train.lr,
-        memory={},
-        generator=generator(seed, "onboard", "objective"),
+        LocalTask(method.calibration, train.lr, generator(seed, "onboard", "objective")),
     )
     load(net, estimated)
     return Newcomer(net.eval(), newcomer.branch, newcomer.donors, newcomer.images)

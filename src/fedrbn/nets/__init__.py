@@ -10,35 +10,50 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import nn
 
 from fedrbn.builtin.networks import NETWORKS
 from fedrbn.config.plugins import GIVEN, given_again, is_reference, resolve, unknown
-from fedrbn.errors import NetworkError
+from fedrbn.errors import FedRBNError, NetworkError
+from fedrbn.nets.check import cause
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, plain, single
 
-__all__ = ["NETWORKS", "Affine", "DualNet", "build", "dual", "plain", "single"]
+__all__ = ["NETWORKS", "Affine", "DualNet", "Source", "build", "dual", "plain", "single", "state_bytes"]
+
+Source: TypeAlias = nn.Module | Callable[..., object]
+"""A ready network, or what makes one: a function, or the class of a network."""
 
 
-def build(name: str, classes: int, width: float, image_shape: tuple[int, int, int], seed: int) -> nn.Module:
-    """The network `name` for images of (channels, height, width) pixels, with weights decided by `seed` alone.
+def build(source: str | Source, classes: int, width: float, image_shape: tuple[int, int, int], seed: int) -> nn.Module:
+    """A network for images of (channels, height, width) pixels, with weights decided by `seed` alone.
 
-    `name` is a key of `NETWORKS`, or `package.module:object` for one's own: a factory, called with those of the
-    keywords classes, width, image_size and channels that its signature takes, or a ready network, which is copied with
-    the weights it has.
+    `source` is a key of `NETWORKS`, or `package.module:object` for one's own, or such an object itself: a ready
+    network, which is copied with the weights it has, or a factory, often the network's class. A factory gets those of
+    classes, num_classes, channels, in_channels, image_size and width that its signature names.
+    One that hands on whatever it gets (`**kwargs`) gets num_classes and in_channels, as far as they are taken.
     """
+    name = source if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
     # Only the CPU's generator is seeded and put back: networks are made there, and no GPU need be woken for it.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        source = _source(name)
-        if isinstance(source, nn.Module):
-            return copy.deepcopy(source)
-        arguments = _arguments(name, source, classes, width, image_shape)
-        torch.default_generator.manual_seed(seed)  # again: the import above, if it was the first, may have drawn
-        net = source(**arguments)
+        found = _source(source) if isinstance(source, str) else source
+        if isinstance(found, nn.Module):
+            return copy.deepcopy(found)
+        named, passed_on = _arguments(name, found, classes, width, image_shape)
+        try:
+            net = _made(found, named, passed_on, seed)
+        except FedRBNError:
+            raise
+        except Exception as error:
+            raise NetworkError(
+                f"your network factory {name!r} failed: {cause(error)}. Expected one that returns a network when it is "
+                f"called with {_listed({**named, **passed_on})}. Correct it."
+            ) from None
     if not isinstance(net, nn.Module):
         raise NetworkError(
             f"got {type(net).__name__} from network factory {name!r}; expected an nn.Module. Return the network."
@@ -46,10 +61,20 @@ def build(name: str, classes: int, width: float, image_shape: tuple[int, int, in
     return net
 
 
-def _source(name: str) -> nn.Module | Callable[..., object]:
+def state_bytes(name: str, classes: int, width: float, image_shape: tuple[int, int, int]) -> int | None:
+    """What the tensors of a network take, found without making them; None for a factory of one's own, which may not
+    bear that."""
+    if name not in NETWORKS:
+        return None
+    with torch.device("meta"):
+        net = build(name, classes, width, image_shape, seed=0)
+    return sum(int(tensor.nbytes) for tensor in net.state_dict().values())
+
+
+def _source(name: str) -> Source:
     """The factory or ready network behind a name."""
     if name in NETWORKS:
-        factory: Callable[..., object] = NETWORKS[name].load()
+        factory: Source = NETWORKS[name].load()
         return factory
     if name == GIVEN:
         raise given_again("network")
@@ -64,17 +89,39 @@ def _source(name: str) -> nn.Module | Callable[..., object]:
     return source
 
 
+def _made(factory: Callable[..., object], named: dict[str, float], passed_on: dict[str, float], seed: int) -> object:
+    """What the factory returns. Of `passed_on`, what the code behind its **kwargs refuses is left out."""
+    passed_on = dict(passed_on)
+    while True:
+        torch.default_generator.manual_seed(seed)  # an import or an attempt before this may have drawn
+        try:
+            return factory(**named, **passed_on)
+        except TypeError as error:
+            refused = _REFUSED.search(str(error))
+            if refused is None or passed_on.pop(refused[1], None) is None:
+                raise
+
+
+_REFUSED = re.compile(r"(?:unexpected keyword argument|multiple values for (?:keyword )?argument) '(\w+)'")
+
+
 def _arguments(
     name: str, factory: Callable[..., object], classes: int, width: float, image_shape: tuple[int, int, int]
-) -> dict[str, float]:
-    """What this factory wants to know, out of what we can tell it."""
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What this factory wants to know, out of what we can tell it: by names of its own, and through its **kwargs."""
     channels, rows, columns = image_shape
-    offered = {"classes": classes, "width": width, "image_size": rows, "channels": channels}
+    offered = {
+        "classes": classes,
+        "num_classes": classes,
+        "width": width,
+        "image_size": rows,
+        "channels": channels,
+        "in_channels": channels,
+    }
     signature = inspect.signature(factory)
     kinds = {key: parameter.kind for key, parameter in signature.parameters.items()}
-    takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    accepted = {key: value for key, value in offered.items() if takes_all or kinds.get(key) in by_keyword}
+    accepted = {key: value for key, value in offered.items() if kinds.get(key) in by_keyword}
     if "image_size" in accepted and rows != columns:
         raise NetworkError(
             f"got images of {rows}x{columns} pixels for network {name!r}; expected square ones. Set data.image_size, "
@@ -87,4 +134,11 @@ def _arguments(
             f"got network factory {name!r} with the signature {signature} ({error}); expected one that can be called "
             f"with {', '.join(offered)}, or some of these, as keywords. Give its other arguments defaults."
         ) from error
-    return accepted
+    if inspect.Parameter.VAR_KEYWORD not in kinds.values():
+        return accepted, {}
+    told = {"num_classes": "classes", "in_channels": "channels"}
+    return accepted, {key: offered[key] for key, own in told.items() if not {key, own} & accepted.keys()}
+
+
+def _listed(arguments: dict[str, float]) -> str:
+    return ", ".join(f"{key}={value:g}" for key, value in arguments.items()) or "no arguments"

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedrbn.errors import NetworkError
+from fedrbn.nets.fold import fold
 from fedrbn.types import Branch, Stats
 
 
@@ -47,22 +48,35 @@ class _Segment(NamedTuple):
 
 
 @dataclass
-class _Call:
-    """What a call of the network asks of its batch-norm layers."""
+class _Segments:
+    """Batch norm by runs of rows, each through a branch of the layer itself."""
 
     segments: tuple[_Segment, ...]
     together: bool = False
     """All segments have the same rows, and they come once: the first layer to run parts them."""
 
+    def __call__(self, layer: DualBatchNorm, x: Tensor) -> Tensor:
+        """See `Normalise`."""
+        if len(self.segments) == 1:
+            return layer.normalise(x, self.segments[0].branch, self.segments[0].stats)
+        parts = [x] * len(self.segments) if self.together else _parted(x, self.segments)
+        self.together = False
+        return torch.cat(
+            [layer.normalise(part, s.branch, s.stats) for part, s in zip(parts, self.segments, strict=True)]
+        )
 
-_CALL: ContextVar[_Call | None] = ContextVar("fedrbn dual batch-norm call", default=None)
+
+Normalise: TypeAlias = "Callable[[DualBatchNorm, Tensor], Tensor]"
+"""What a call of the network has its batch-norm layers do: from the layer and its input to its output."""
+
+_CALL: ContextVar[Normalise | None] = ContextVar("fedrbn dual batch-norm call", default=None)
 _HELD: ContextVar[frozenset[DualBatchNorm]] = ContextVar("fedrbn held batch norms", default=frozenset())
 
 
 @contextmanager
-def _call(*segments: _Segment, together: bool = False) -> Iterator[None]:
+def _call(normalise: Normalise) -> Iterator[None]:
     """Tell the batch-norm layers below this call what to do; nothing stays switched once it returns."""
-    token = _CALL.set(_Call(segments, together))
+    token = _CALL.set(normalise)
     try:
         yield
     finally:
@@ -100,22 +114,17 @@ class DualBatchNorm(nn.Module):
         return layer if layer.affine else self.clean
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise each run of rows through the branch that the surrounding network call asked for."""
+        """Normalise as the surrounding network call asks."""
         call = _CALL.get()
         if call is None:
             raise NetworkError(
                 "got a dual batch-norm layer called on its own; expected a call of the whole network, which says the "
                 "branch: net(x, Branch.CLEAN, Stats.FROZEN). For an ordinary network use plain(net, branch)."
             )
-        if len(call.segments) == 1:
-            return self._normalise(x, call.segments[0].branch, call.segments[0].stats)
-        parts = [x] * len(call.segments) if call.together else _parted(x, call.segments)
-        call.together = False
-        return torch.cat(
-            [self._normalise(part, s.branch, s.stats) for part, s in zip(parts, call.segments, strict=True)]
-        )
+        return call(self, x)
 
-    def _normalise(self, x: Tensor, branch: Branch, stats: Stats) -> Tensor:
+    def normalise(self, x: Tensor, branch: Branch, stats: Stats) -> Tensor:
+        """BN(x; μ, σ) with this branch's statistics, or with those of the batch."""
         layer, affine = self.branch(branch), self.affine(branch)
         layer._check_input_dim(x)  # type: ignore[no-untyped-call]
         mean, variance, momentum = cast(Tensor, layer.running_mean), cast(Tensor, layer.running_var), layer.momentum
@@ -167,8 +176,35 @@ class DualNet(nn.Module):
 
     def forward(self, x: Tensor, branch: Branch, stats: Stats = Stats.FROZEN) -> Tensor:
         """Logits f(x; BN_branch)."""
-        with _call(_Segment(len(x), branch, stats)):
+        with _call(_Segments((_Segment(len(x), branch, stats),))):
             return self._logits(x)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.parameters()).device
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """The branches that differ."""
+        dual = any(layer.noised is not None for layer in self.modules() if isinstance(layer, DualBatchNorm))
+        return tuple(Branch) if dual else (Branch.CLEAN,)
+
+    def logits(self, branch: Branch) -> Callable[[Tensor], Tensor]:
+        """The network as it is deployed, a function of pixels: frozen statistics, float32."""
+        return lambda x: self.through(x, _Segments((_Segment(len(x), branch, Stats.FROZEN),)))
+
+    def surface(self, branch: Branch, example: Tensor) -> Callable[[Tensor], Tensor]:
+        """The same function to differentiate: batch norm is folded where that is exact, which is faster.
+
+        `example` is a batch of the inputs to come.
+        """
+        return fold(plain(self, branch), example).net
+
+    def through(self, x: Tensor, normalise: Normalise) -> Tensor:
+        """Logits in float32 with batch norm as given."""
+        with _call(normalise):
+            return cast(Tensor, self.network(x))
 
     def _logits(self, x: Tensor) -> Tensor:
         if self.precision is None:
@@ -191,7 +227,7 @@ class DualNet(nn.Module):
             _Segment(len(noised), Branch.NOISED, noised_stats),
         )
         together = clean is noised and _forks_at_first_norm(self.network)
-        with _call(*segments, together=together):
+        with _call(_Segments(segments, together)):
             logits = self._logits(clean if together else torch.cat([clean, noised]))
         first, second = torch.split(logits, [len(clean), len(noised)])
         return first, second

@@ -9,7 +9,7 @@ from statistics import fmean
 from fedrbn.evaluation.records import EvaluationRecord, UserRecord
 from fedrbn.evaluation.tables import BRANCH, predicts
 from fedrbn.report.charts import DotRow, dots
-from fedrbn.report.content import Figure, Table, Tile, accuracy
+from fedrbn.report.content import Figure, PageTable, Tile, accuracy
 from fedrbn.report.gather import Run
 
 SHOWN = {"SA": "sa", "RA": "ra", "RA adaptive": "ra adaptive"}
@@ -22,8 +22,8 @@ class Accuracies:
 
     tiles: tuple[Tile, ...]
     figure: Figure
-    users: Table
-    attacks: Table | None
+    users: PageTable
+    attacks: PageTable | None
     reading: str
 
 
@@ -83,7 +83,7 @@ def _domains(evaluation: EvaluationRecord) -> Figure:
         DotRow(label, {name: values[column] for name, column in SHOWN.items() if column in values})
         for label, values in rows
     ]
-    table = Table(
+    table = PageTable(
         "Accuracies in %, by domain and role",
         ("domain", *columns),
         tuple((label, *(accuracy(values.get(column)) for column in columns.values())) for label, values in rows),
@@ -103,7 +103,7 @@ def _means(users: Sequence[UserRecord], columns: Iterable[str]) -> dict[str, flo
     return means
 
 
-def _users(evaluation: EvaluationRecord) -> Table:
+def _users(evaluation: EvaluationRecord) -> PageTable:
     columns = columns_of(evaluation)
     rows = tuple(
         (
@@ -115,10 +115,10 @@ def _users(evaluation: EvaluationRecord) -> Table:
         )
         for name, user in evaluation.users.items()
     )
-    return Table("Every user, in %", ("user", "domain", "role", "predicts with", *columns), rows, text_columns=4)
+    return PageTable("Every user, in %", ("user", "domain", "role", "predicts with", *columns), rows, text_columns=4)
 
 
-def _attacks(evaluations: Sequence[EvaluationRecord]) -> Table | None:
+def _attacks(evaluations: Sequence[EvaluationRecord]) -> PageTable | None:
     """All attacks that were tried, if there were more than the one that ended the training."""
     rows: dict[str, tuple[str, ...]] = {}
     for evaluation in evaluations:
@@ -139,7 +139,7 @@ def _attacks(evaluations: Sequence[EvaluationRecord]) -> Table | None:
     if len(rows) < 2:
         return None
     head = ("attack", "deployed", "ε", "samples", "SA", "RA", "95 % interval of RA", "RA adaptive", "RA worst domain")
-    return Table("All attacks that were tried, accuracies in %", head, tuple(rows.values()), text_columns=2)
+    return PageTable("All attacks that were tried, accuracies in %", head, tuple(rows.values()), text_columns=2)
 
 
 def _reading(evaluation: EvaluationRecord) -> str:

@@ -1,24 +1,30 @@
-"""The kinds of charts on the page, as SVG: rows of dots, lines, a heat map, a scatter."""
+"""The kinds of charts on the page, drawn as figures are: rows of dots, lines, a heat map, a scatter."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.transforms import Bbox
 
-from fedrbn.report.svg import SHAPES, WIDTH, Mark, Scale, drawing, element, hit, line, shape, spread, text, ticks
+from fedrbn.figures import style
+from fedrbn.figures.curves import Curve, draw_curves
+from fedrbn.report import svg
+from fedrbn.report.svg import Value, embedded
 
+DISTINCT = len(style.METHODS)
+"""How many series can be told apart, each by a symbol and a colour of its own."""
 ROW = 30
 """Height of a row of dots."""
-LINE_HEIGHT = 13
 CROWDED = 16
-"""With more points than this a line is drawn without symbols; they appear when pointed at."""
-LETTER = 6.8
-"""Width of a letter, roughly."""
-LONGEST = 16
-"""Characters of a label beside a chart; the whole name is in the mark's value and in the table."""
+"""With more points than this a line is drawn without symbols."""
 
 
 def percent(share: float) -> str:
@@ -26,9 +32,29 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def short(label: str, longest: int = LONGEST) -> str:
-    """A label that fits beside a chart."""
+def short(label: str, longest: int = 16) -> str:
+    """A label that fits beside a chart; the whole name is in the mark's value and in the table."""
     return label if len(label) <= longest else f"{label[: longest - 1]}…"
+
+
+def _axes(height: float) -> Axes:
+    return style.page(svg.WIDTH / 72, height / 72).subplots()
+
+
+def _key(axes: Axes, names: Mapping[str, Line2D]) -> None:
+    """The series by symbol and name, above a chart, on as many lines as they need."""
+    across = max(1, svg.WIDTH // (30 + 7 * max(len(short(name, 40)) for name in names)))
+    found: dict[str, Any] = {
+        "handles": list(names.values()),
+        "labels": [short(name, 40) for name in names],
+        "ncols": across,
+    }
+    axes.figure.legend(loc="outside upper left", handletextpad=0.3, columnspacing=1.0, borderpad=0, **found)
+
+
+def _symbol(mark: style.Mark, *, hollow: bool = False) -> dict[str, Any]:
+    face = {"markerfacecolor": svg.BACK, "markeredgecolor": mark.colour} if hollow else {"markeredgecolor": svg.BACK}
+    return {"linestyle": "", "marker": mark.marker, "color": mark.colour, **face}
 
 
 @dataclass(frozen=True)
@@ -41,39 +67,30 @@ class DotRow:
 
 def dots(title: str, rows: Sequence[DotRow], series: Sequence[str], apart: int | None = None) -> Markup:
     """One row for each label and one dot for each series, from 0 to 100 %; rows from `apart` on stand by themselves."""
-    left = 104
-    key, top = _key(series, 8)
-    x = Scale(0, 1, left, WIDTH - 22)
-    places = [top + ROW * i + (ROW if apart is None or i < apart else ROW + 10) / 2 for i in range(len(rows))]
-    bottom = (places[-1] if places else top) + ROW / 2 + 4
-    background = [key]
-    for tick in ticks(0, 1):
-        background += [line(x(tick), top, x(tick), bottom, "grid")]
-        background += [text(f"{100 * tick:.0f}{' %' * (tick == 1)}", x(tick), bottom + 14, "tick", "middle")]
-    found = []
-    for row, y in zip(rows, places, strict=True):
-        background.append(text(short(row.label), left - 10, y + 4, "label", "end"))
-        if row.values:
-            background.append(line(x(min(row.values.values())), y, x(max(row.values.values())), y, "link"))
-        for kind, name in enumerate(series):
-            if name in row.values:
-                place, lower = x(row.values[name]), y + (kind - (len(series) - 1) / 2) * min(8, 20 / len(series))
-                symbol = Markup("").join((hit(place, lower, 7), shape(kind, place, lower, size=4)))
-                found.append(Mark(f"{row.label}: {name} {percent(row.values[name])}", symbol))
-    return drawing(title, bottom + 20, background, found)
-
-
-def _key(series: Sequence[str], left: float, *, numbered: bool = False) -> tuple[Markup, float]:
-    """The series by symbol and name, above a chart, on as many lines as they need; and where the chart may begin."""
-    parts: list[Markup] = []
-    x, y = left, 12.0
-    for kind, name in enumerate(series):
-        size = 28 + LETTER * len(short(name, 40))
-        if x > left and x + size > WIDTH:
-            x, y = left, y + 17
-        parts += [_symbol(kind, x + 5, y, numbered), text(short(name, 40), x + 15, y + 4, "label")]
-        x += size
-    return element("g", *parts), y + 18
+    with style.applied(svg.LOOK):
+        axes = _axes(ROW * len(rows) + 56)
+        looks = style.marks(series)
+        places = [i + (1 / 3 if apart is not None and i >= apart else 0) for i in range(len(rows))]
+        values = []
+        for row, middle in zip(rows, places, strict=True):
+            if row.values:
+                ends = min(row.values.values()), max(row.values.values())
+                axes.plot([100 * end for end in ends], [middle] * 2, color=svg.RULE, linewidth=3)
+            for kind, name in enumerate(series):
+                if name in row.values:
+                    x, y = (
+                        100 * row.values[name],
+                        middle + (kind - (len(series) - 1) / 2) * min(0.27, 0.7 / len(series)),
+                    )
+                    axes.plot(x, y, **_symbol(looks[name]))
+                    values.append(Value(f"{row.label}: {name} {percent(row.values[name])}", x, y))
+        axes.set_yticks(places, [short(row.label) for row in rows], color=svg.INK)
+        axes.set(xlim=(0, 100), ylim=(max(places, default=0) + 0.6, -0.6))
+        axes.xaxis.set_major_formatter("{x:.0f} %")
+        axes.grid(axis="x")
+        axes.grid(visible=False, axis="y")
+        _key(axes, {name: Line2D([], [], **_symbol(look)) for name, look in looks.items()})
+        return embedded(title, axes, values)
 
 
 @dataclass(frozen=True)
@@ -85,96 +102,63 @@ class Series:
 
 
 def lines(
-    title: str,
-    series: Sequence[Series],
-    x_name: str,
-    *,
-    shares: bool,
-    chosen: tuple[float, str] | None = None,
+    title: str, series: Sequence[Series], x_name: str, *, shares: bool, chosen: tuple[float, str] | None = None
 ) -> Markup:
     """Lines over x with their names at their ends; y is a share of 1, or else a number from 0 up."""
-    values = [y for each in series for _, y in each.points if math.isfinite(y)]
-    across = [x for each in series for x, _ in each.points]
-    left, right, top, bottom = 40, WIDTH - 96, 26, 206
-    high = 1.0 if shares else max(values, default=1.0) or 1.0
-    x = Scale(min(across, default=0), max(across, default=1), left, right)
-    y = Scale(0, high, bottom, top)
-    background = [*_axes(x, y, x_name, shares)]
-    if chosen is not None:
-        background.append(line(x(chosen[0]), top - 6, x(chosen[0]), bottom, "chosen"))
-        anchor = "end" if x(chosen[0]) > (left + right) / 2 else "start"
-        background.append(text(chosen[1], x(chosen[0]), top - 12, "tick", anchor))
-    found: list[Mark] = []
-    ends: list[tuple[int, str, float]] = []
-    for kind, each in enumerate(series):
-        shown = [(a, b) for a, b in each.points if math.isfinite(b)]
-        if not shown:
-            continue
-        path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in shown)
-        background.append(element("polyline", points=path, class_=f"line line-{kind % 6}"))
-        ends.append((kind, each.name, y(shown[-1][1])))
-        quiet = " quiet" if len(shown) > CROWDED else ""
-        for a, b in shown:
-            value = percent(b) if shares else f"{b:.3g}"
-            symbol = element("g", hit(x(a), y(b), 7), shape(kind, x(a), y(b), size=3.4), class_=f"point{quiet}")
-            found.append(Mark(f"{each.name}, {x_name} {a:g}: {value}", symbol))
-    for (kind, name, _), place in zip(ends, spread([end[2] for end in ends], LINE_HEIGHT), strict=True):
-        background.append(shape(kind, right + 12, place, size=3.4))
-        background.append(text(short(name, 14), right + 20, place + 4, "label"))
-    return drawing(title, bottom + 38, background, found)
-
-
-def _axes(x: Scale, y: Scale, x_name: str, shares: bool) -> list[Markup]:
-    """Horizontal grid lines with numbers, and numbers below."""
-    parts = []
-    steps = ticks(y.low, y.high, 4)
-    for tick in steps:
-        name = f"{100 * tick:.0f}{' %' * (tick == steps[-1])}" if shares else f"{tick:g}"
-        parts += [line(x.start, y(tick), x.end, y(tick), "grid"), text(name, x.start - 6, y(tick) + 4, "tick", "end")]
-    for tick in ticks(x.low, x.high, 5):
-        parts.append(text(f"{tick:g}", x(tick), y.start + 16, "tick", "middle"))
-    parts.append(text(x_name, (x.start + x.end) / 2, y.start + 32, "label", "middle"))
-    return parts
+    unit = 100 if shares else 1
+    curves, values = {}, []
+    for each in series:
+        shown = [(x, unit * y) for x, y in each.points if math.isfinite(y)]
+        if shown:
+            over, heights = zip(*shown, strict=True)
+            curves[each.name] = Curve(over, heights, heights, heights)
+        for x, y in shown:
+            values.append(Value(f"{each.name}, {x_name} {x:g}: {f'{y:.1f} %' if shares else f'{y:.3g}'}", x, y))
+    with style.applied(svg.LOOK):
+        axes = _axes(244)
+        ends = draw_curves(axes, curves, style.marks(list(curves)), symbols=CROWDED)
+        axes.set(xlabel=x_name, ylim=(0, 100 if shares else None))
+        if shares:
+            axes.yaxis.set_major_formatter("{x:.0f} %")
+        if chosen is not None:
+            axes.axvline(chosen[0], color=svg.MUTED, linewidth=1, linestyle=":")
+            axes.set_title(chosen[1], color=svg.MUTED, loc="right")
+        style.name_ends({axes: ends})
+        return embedded(title, axes, values)
 
 
 def heat(title: str, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]]) -> Markup:
     """A cell for each row and column, the darker the nearer its share is to 1; large cells show their number."""
-    left = 104
-    slanted = max((len(name) for name in columns), default=0) > 4
-    top = 20 + (min(max(len(short(name)) for name in columns), LONGEST) * 4.6 if slanted else 0)
-    across = min(46.0, (WIDTH - left - 24) / max(1, len(columns)))
+    shares = [[min(1.0, max(0.0, value)) for value in row] for row in values]
+    slanted = max(map(len, columns), default=0) > 4
     down = 22 if len(rows) <= 40 else 14
-    background = []
-    for j, name in enumerate(columns):
-        x, y = left + across * (j + 0.5), top - 6
-        turned = f"rotate(-45 {x:.1f} {y:.1f})" if slanted else None
-        anchor = None if slanted else "middle"
-        background.append(element("text", short(name), x=x, y=y, class_="tick", transform=turned, text_anchor=anchor))
-    found = []
-    for i, name in enumerate(rows):
-        background.append(text(short(name), left - 8, top + down * (i + 0.5) + 4, "tick", "end"))
-        for j, donor in enumerate(columns):
-            share = min(1.0, max(0.0, values[i][j]))
-            cell = _cell(left + across * j, top + down * i, across, down, share)
-            found.append(Mark(f"{name} from {donor}: {percent(share)}", cell))
-    return drawing(title, top + down * len(rows) + 6, background, found)
-
-
-def _cell(x: float, y: float, width: float, height: float, share: float) -> Markup:
-    inner = {"x": x + 1, "y": y + 1, "width": width - 2, "height": height - 2}
-    parts = [
-        element("rect", **inner, class_="cell-back"),
-        element("rect", **inner, class_="cell", fill_opacity=share),
-    ]
-    if width >= 30 and height >= 18 and share >= 0.005:
-        # black and white change places at 0.74 on the light page and 0.54 on the dark: always 4.5 to 1 or more
-        tone = "low" if share < 0.54 else "middle" if share < 0.74 else "high"
-        parts.append(text(f"{100 * share:.0f}", x + width / 2, y + height / 2 + 4, f"on-{tone}", "middle"))
-    return Markup("").join(parts)
+    across = max(6, len(columns))
+    with style.applied(svg.LOOK):
+        axes = _axes(down * len(rows) + (24 + 5.2 * len(short(max(columns, key=len))) if slanted else 30))
+        axes.add_patch(Rectangle((-0.5, -0.5), len(columns), len(rows), facecolor=svg.PANEL, edgecolor="none"))
+        colours = [[to_rgba(svg.HEAT, share) for share in row] for row in shares]
+        edges = [[i - 0.5 for i in range(len(names) + 1)] for names in (columns, rows)]
+        axes.pcolormesh(*edges, colours, edgecolors=svg.BACK, linewidth=1.5)
+        found = []
+        for i, name in enumerate(rows):
+            for j, donor in enumerate(columns):
+                share = shares[i][j]
+                found.append(Value(f"{name} from {donor}: {percent(share)}", j, i))
+                if across <= 9 and down >= 18 and share >= 0.005:
+                    # black and white change places at 0.74 on the light page and 0.54 on the dark: always 4.5 to 1
+                    tone = svg.ON_LOW if share < 0.54 else svg.ON_MIDDLE if share < 0.74 else svg.ON_HIGH
+                    axes.text(j, i, f"{100 * share:.0f}", color=tone, ha="center", va="center_baseline")
+        turned: dict[str, Any] = {"rotation": 45, "ha": "left", "rotation_mode": "anchor"} if slanted else {}
+        axes.xaxis.tick_top()
+        axes.set_xticks(range(len(columns)), [short(name) for name in columns], **turned)
+        axes.set_yticks(range(len(rows)), [short(name) for name in rows])
+        axes.set(xlim=(-0.5, across - 0.5), ylim=(len(rows) - 0.5, -0.5))
+        axes.grid(visible=False)
+        return embedded(title, axes, found, cells=True)
 
 
 @dataclass(frozen=True)
-class Point:
+class ScatterPoint:
     """A point of a scatter: shares of 1; hollow ones are somebody else's numbers."""
 
     label: str
@@ -185,83 +169,66 @@ class Point:
     """More of what it is, after its label."""
 
 
-def scatter(title: str, points: Sequence[Point], x_name: str, y_name: str) -> Markup:
+def scatter(title: str, points: Sequence[ScatterPoint], x_name: str, y_name: str) -> Markup:
     """Points by two shares. Few labels have a symbol each and stand beside their points; many have a number each."""
     labels = list(dict.fromkeys(point.label for point in points))
-    numbered = len(labels) > SHAPES
-    key, top = _key(labels, 8, numbered=numbered)
-    left, right, top, bottom = 44, WIDTH - 14, top + 22, top + 250
-    x = Scale(*_bounds([point.x for point in points]), left, right)
-    y = Scale(*_bounds([point.y for point in points]), bottom, top)
-    background = [
-        key,
-        text(f"{y_name}, %", 4, top - 14, "label"),
-        text(f"{x_name}, %", right, bottom + 34, "label", "end"),
-    ]
-    for tick in ticks(x.low, x.high):
-        background.append(line(x(tick), top, x(tick), bottom, "grid"))
-        background.append(text(f"{100 * tick:.0f}", x(tick), bottom + 16, "tick", "middle"))
-    for tick in ticks(y.low, y.high):
-        background.append(line(left, y(tick), right, y(tick), "grid"))
-        background.append(text(f"{100 * tick:.0f}", left - 6, y(tick) + 4, "tick", "end"))
-    places = [(x(point.x), y(point.y)) for point in points]
-    if not numbered:
-        background += _names([point.label for point in points], places)
-    found = [
-        Mark(
-            f"{point.label}{point.detail}: {x_name} {percent(point.x)}, {y_name} {percent(point.y)}",
-            Markup("").join((hit(*place), _symbol(labels.index(point.label), *place, numbered, point.hollow))),
-        )
-        for point, place in zip(points, places, strict=True)
-    ]
-    return drawing(title, bottom + 40, background, found)
+    numbered = len(labels) > DISTINCT
+    looks = dict.fromkeys(labels, style.Mark(style.BLUE, "o")) if numbered else style.marks(labels)
+    with style.applied({**svg.LOOK, **({"lines.markersize": 15} if numbered else {})}):
+        axes = _axes(290 + 17 * len(labels) * numbered / 2)
+        for point in points:
+            place = 100 * point.x, 100 * point.y
+            axes.plot(*place, **_symbol(looks[point.label], hollow=point.hollow))
+            if numbered:
+                number = str(labels.index(point.label) + 1)
+                axes.text(
+                    *place, number, color=svg.INK if point.hollow else svg.BACK, ha="center", va="center_baseline"
+                )
+        axes.set(xlim=_tens([point.x for point in points]), ylim=_tens([point.y for point in points]))
+        axes.set(xlabel=f"{x_name} in %", ylabel=f"{y_name} in %")
+        axes.grid(axis="both", color=svg.GRID)
+        named = {f"{index}  {label}" if numbered else label: label for index, label in enumerate(labels, start=1)}
+        empty: dict[str, Any] = {"marker": "", "linestyle": ""}
+        key = {name: Line2D([], [], **(empty if numbered else _symbol(looks[of]))) for name, of in named.items()}
+        _key(axes, key)
+        if not numbered:
+            _name_points(axes, points)
+        values = [
+            Value(
+                f"{point.label}{point.detail}: {x_name} {percent(point.x)}, {y_name} {percent(point.y)}",
+                100 * point.x,
+                100 * point.y,
+            )
+            for point in points
+        ]
+        return embedded(title, axes, values)
 
 
-def _symbol(kind: int, x: float, y: float, numbered: bool, hollow: bool = False) -> Markup:
-    """The symbol of a label, or its number in a disc."""
-    if not numbered:
-        return shape(kind, x, y, hollow=hollow)
-    look = "hollow" if hollow else "filled"
-    disc = element("circle", cx=x, cy=y, r=7.5, class_=f"mark-0 {look}")
-    return Markup("").join((disc, text(str(kind + 1), x, y + 3.2, f"number-{look}", "middle")))
+def _tens(shares: Sequence[float]) -> tuple[float, float]:
+    """Tens of percent around the shares, so that small differences do not look large."""
+    low = max(0, 10 * math.floor(10 * (min(shares) - 0.02)))
+    return low, min(100, max(10 * math.ceil(10 * (max(shares) + 0.02)), low + 10))
 
 
-def _bounds(values: Sequence[float]) -> tuple[float, float]:
-    """Tens of percent around the values."""
-    low = math.floor(10 * (min(values) - 0.02)) / 10
-    high = math.ceil(10 * (max(values) + 0.02)) / 10
-    return max(0.0, low), min(1.0, max(high, low + 0.1))
-
-
-def _names(names: Sequence[str], places: Sequence[tuple[float, float]]) -> list[Markup]:
+def _name_points(axes: Axes, points: Sequence[ScatterPoint]) -> None:
     """Every name once, beside one of its points, where it covers nothing and cannot be taken for another's."""
-    taken = [(a - 6, b - 6, a + 6, b + 6) for a, b in places]
-    drawn: list[Markup] = []
+    style.name_ends({axes: ()})  # puts everything in its place
+    places = [axes.transData.transform((100 * point.x, 100 * point.y)) for point in points]
+    taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in places]
     named: set[str] = set()
-    for name, (a, b) in zip(names, places, strict=True):
-        rivals = [place for other, place in zip(names, places, strict=True) if other != name]
-        if name in named or any(math.hypot(a - x, b - y) < 10 for x, y in rivals):
+    for point, place in zip(points, places, strict=True):
+        rivals = [where for other, where in zip(points, places, strict=True) if other.label != point.label]
+        if point.label in named or any(math.dist(place, where) < 10 for where in rivals):
             continue
-        shown = short(name, 24)
-        size = LETTER * len(shown)
-        for anchor, start, low in (
-            ("start", a + 9, b + 4),
-            ("end", a - 9 - size, b + 4),
-            ("middle", a - size / 2, b - 10),
-        ):
-            box = (start, low - 9, start + size, low + 2)
-            if start < 44 or start + size > WIDTH or any(_overlap(box, other) for other in taken):
-                continue
-            at = {"start": start, "end": start + size, "middle": a}[anchor]
-            drawn.append(text(shown, at, low, "label", anchor))
-            taken.append(box)
-            named.add(name)
-            break
-    return drawn
-
-
-Box = tuple[float, float, float, float]
-
-
-def _overlap(first: Box, second: Box) -> bool:
-    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
+        for offset, side in (((9, 0), "left"), ((-9, 0), "right"), ((0, 11), "center")):
+            text = axes.annotate(
+                short(point.label, 24), (100 * point.x, 100 * point.y), offset,
+                textcoords="offset points", ha=side, va="center",
+            )  # fmt: skip
+            text.set_in_layout(False)
+            box = text.get_window_extent()
+            if axes.bbox.x0 <= box.x0 and box.x1 <= axes.figure.bbox.x1 and not box.count_overlaps(taken):
+                taken.append(box)
+                named.add(point.label)
+                break
+            text.remove()

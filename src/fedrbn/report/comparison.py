@@ -12,15 +12,14 @@ from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.evaluation.significance import Comparison, compare
 from fedrbn.evaluation.tables import spread
 from fedrbn.report.accuracies import SHOWN
-from fedrbn.report.charts import DotRow, Point, dots, scatter
-from fedrbn.report.content import Figure, Table, accuracy, amount, points, probability
+from fedrbn.report.charts import DISTINCT, DotRow, ScatterPoint, dots, scatter
+from fedrbn.report.content import Figure, PageTable, accuracy, amount, points, probability
 from fedrbn.report.gather import Run
-from fedrbn.report.svg import SHAPES
 from fedrbn.types import Tensors
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that differ in their seed only."""
 
     label: str
@@ -36,13 +35,13 @@ class Group:
 class ComparisonView:
     """What the template shows of several runs."""
 
-    overall: Table
+    overall: PageTable
     figures: tuple[Figure, ...]
-    significance: Table | None
+    significance: PageTable | None
     notes: tuple[str, ...]
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
+def grouped(runs: Sequence[Run]) -> list[SeedGroup]:
     """Runs by what they asked for, the seed apart; named by their method and the settings in which they differ."""
     flat = [_flat(run) for run in runs]
     found: dict[str, list[Run]] = {}
@@ -56,7 +55,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         ]
         found.setdefault(" ".join([settings["method.name"], *named]), []).append(run)
     return [
-        Group(label, tuple(sorted(members, key=lambda run: run.experiment.run.seed)))
+        SeedGroup(label, tuple(sorted(members, key=lambda run: run.experiment.run.seed)))
         for label, members in found.items()
     ]
 
@@ -75,7 +74,7 @@ def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
-def comparison(groups: Sequence[Group]) -> ComparisonView | None:
+def comparison(groups: Sequence[SeedGroup]) -> ComparisonView | None:
     """The sections for several runs; None if fewer than two are finished."""
     finished = [group for group in groups if group.evaluations]
     if sum(len(group.evaluations) for group in finished) < 2:
@@ -84,7 +83,7 @@ def comparison(groups: Sequence[Group]) -> ComparisonView | None:
     return ComparisonView(_overall(finished), (*_trade_off(finished), *_by_domain(finished)), table, tuple(notes))
 
 
-def _overall(groups: Sequence[Group]) -> Table:
+def _overall(groups: Sequence[SeedGroup]) -> PageTable:
     rows = []
     for group in groups:
         found = group.evaluations
@@ -100,7 +99,7 @@ def _overall(groups: Sequence[Group]) -> Table:
             )
         )
     several = any(len(group.evaluations) > 1 for group in groups)
-    return Table(
+    return PageTable(
         "Accuracies in %, mean over users" + ("; mean ± standard deviation over seeds" if several else ""),
         ("run", "seed", *SHOWN, "worst domain, adaptive", "epoch, paper's count", "network per round"),
         tuple(rows),
@@ -113,30 +112,30 @@ def _spread(found: Sequence[EvaluationRecord], read: Callable[[EvaluationRecord]
     return spread(known) if len(known) == len(values) else "–"
 
 
-def _trade_off(groups: Sequence[Group]) -> list[Figure]:
+def _trade_off(groups: Sequence[SeedGroup]) -> list[Figure]:
     shown, rows = [], []
     for group in groups:
         for evaluation in group.evaluations:
             sa, ra = evaluation.mean.get("sa"), evaluation.mean.get("ra")
             if sa is not None and ra is not None:
-                shown.append(Point(group.label, sa, ra, detail=f", seed {evaluation.seed}"))
+                shown.append(ScatterPoint(group.label, sa, ra, detail=f", seed {evaluation.seed}"))
                 rows.append((group.label, str(evaluation.seed), accuracy(sa), accuracy(ra)))
     if not shown:
         return []
     title = "Robust over standard accuracy"
-    data = Table(f"{title}, in %", ("run", "seed", "SA", "RA"), tuple(rows))
+    data = PageTable(f"{title}, in %", ("run", "seed", "SA", "RA"), tuple(rows))
     return [Figure(title, scatter(title, shown, "SA", "RA"), data, "One point for each run; up and right is better.")]
 
 
-def _by_domain(groups: Sequence[Group]) -> list[Figure]:
+def _by_domain(groups: Sequence[SeedGroup]) -> list[Figure]:
     """RA and SA by domain, if the runs have the same domains and are few enough to tell apart."""
     first = groups[0].evaluations[0]
-    if len(groups) > SHAPES or any(e.domains.keys() != first.domains.keys() for g in groups for e in g.evaluations):
+    if len(groups) > DISTINCT or any(e.domains.keys() != first.domains.keys() for g in groups for e in g.evaluations):
         return []
     return [_domain_figure(groups, first, name, column) for name, column in (("RA", "ra"), ("SA", "sa"))]
 
 
-def _domain_figure(groups: Sequence[Group], first: EvaluationRecord, name: str, column: str) -> Figure:
+def _domain_figure(groups: Sequence[SeedGroup], first: EvaluationRecord, name: str, column: str) -> Figure:
     """A row for each domain, a dot for each group that has the column in it."""
     rows = []
     for domain in first.domains:
@@ -147,11 +146,11 @@ def _domain_figure(groups: Sequence[Group], first: EvaluationRecord, name: str, 
     title = f"{name} by domain"
     labels = [group.label for group in groups]
     cells = tuple((row.label, *(accuracy(row.values.get(label)) for label in labels)) for row in rows)
-    data = Table(f"{title}, in %, mean over seeds", ("domain", *labels), cells)
+    data = PageTable(f"{title}, in %, mean over seeds", ("domain", *labels), cells)
     return Figure(title, dots(title, rows, labels), data)
 
 
-def _significance(groups: Sequence[Group]) -> tuple[Table | None, list[str]]:
+def _significance(groups: Sequence[SeedGroup]) -> tuple[PageTable | None, list[str]]:
     """Every run against the run of the first group with its seed, where both saw the same images and attack."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
@@ -169,7 +168,7 @@ def _significance(groups: Sequence[Group]) -> tuple[Table | None, list[str]]:
                 rows.append((f"{groups[0].label} against {group.label}", str(run.ending.seed), *found))
     head = ("runs", "seed", "accuracy", "samples", "first", "second", "difference", "only first right")
     caption = "Sample by sample, in %; p by the exact two-sided McNemar test, not corrected for several comparisons"
-    return (Table(caption, (*head, "only second right", "p"), tuple(rows), text_columns=3) if rows else None), notes
+    return (PageTable(caption, (*head, "only second right", "p"), tuple(rows), text_columns=3) if rows else None), notes
 
 
 def _not_comparable(first: Run | None, second: Run) -> str:

@@ -10,7 +10,7 @@ MINUS = "−"  # the sign, not a hyphen
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table of text that is shown as it is. The first column names the rows."""
 
     caption: str
@@ -40,7 +40,7 @@ class Figure:
 
     title: str
     chart: Markup
-    data: Table
+    data: PageTable
     note: str = ""
 
 

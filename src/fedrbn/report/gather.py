@@ -6,12 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from fedrbn.config import Experiment
 from fedrbn.errors import StorageError
 from fedrbn.evaluation.records import CheckRecord, EvaluationRecord, FailureRecord, RoundRecord, StopRecord
-from fedrbn.report.records import Reproduced
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.records import evaluations, rounds, stops
 from fedrbn.types import Member, Tensors
@@ -103,20 +100,4 @@ def read_run(path: Path) -> Run:
         evaluations=tuple(evaluations(directory)),
         stops=tuple(stops(directory)),
         held=directory.held(),
-    )
-
-
-def read_result(path: Path) -> Reproduced:
-    """The table of a folder that `fedrbn reproduce` wrote."""
-    file = path / "table.json"
-    try:
-        return Reproduced.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-    except OSError as error:
-        reason = str(error)
-    raise StorageError(
-        f"got {file}, which cannot be shown ({reason}); expected a table of fedrbn reproduce. It is damaged or from "
-        "another version: leave that directory out, or make it anew."
     )

@@ -9,7 +9,7 @@ from fedrbn.config import Experiment
 from fedrbn.evaluation.records import CheckRecord, EvaluationRecord, RoundRecord
 from fedrbn.report.accuracies import Accuracies, accuracies
 from fedrbn.report.charts import Series, heat, lines
-from fedrbn.report.content import Figure, Table, accuracy, amount
+from fedrbn.report.content import Figure, PageTable, accuracy, amount
 from fedrbn.report.gather import Run
 from fedrbn.report.overview import ending, failures, remarks, run_facts, settings_tables
 from fedrbn.report.recomputed import CHECKED, Donations
@@ -45,17 +45,17 @@ class RunView:
     finished: bool
     ending: str
     facts: tuple[tuple[str, str], ...]
-    changed: Table
-    settings: Table
-    failures: Table | None
+    changed: PageTable
+    settings: PageTable
+    failures: PageTable | None
     accuracies: Accuracies | None
     convergence: tuple[Figure, ...]
-    cost: Table | None
+    cost: PageTable | None
     donors: tuple[Figure, ...]
     strips: tuple[Strip, ...]
     strips_note: str
     no_images: str
-    checks: Table | None
+    checks: PageTable | None
     alarm: str
     no_checks: str
     notes: tuple[str, ...]
@@ -101,7 +101,7 @@ def _convergence(run: Run) -> tuple[Figure, ...]:
         rows = tuple((str(record.round), *(accuracy(record.validated(key)) for key in names)) for record in validated)
         chart = lines(title, [each for each in series if each.points], "round", shares=True, chosen=chosen)
         note = "The score chooses the round: the mean over users of RA (AT users) or SA (ST users)."
-        figures.append(Figure(title, chart, Table(f"{title}, in %", ("round", *names.values()), rows), note))
+        figures.append(Figure(title, chart, PageTable(f"{title}, in %", ("round", *names.values()), rows), note))
     by_role = {role: [member.id for member in run.members if member.role is role] for role in Role}
     losses = {f"{role.value} users": [(r.round, r.mean_loss(ids)) for r in run.rounds] for role, ids in by_role.items()}
     kept = {name: [(a, b) for a, b in found if b is not None] for name, found in losses.items()}
@@ -113,7 +113,7 @@ def _convergence(run: Run) -> tuple[Figure, ...]:
             (str(record.round), *(_loss(tables[name].get(record.round)) for name in tables)) for record in run.rounds
         )
         note = "The mean over users of a role of what they minimise; the two are not on the same scale."
-        figures.append(Figure(title, chart, Table(title, ("round", *tables), rows), note))
+        figures.append(Figure(title, chart, PageTable(title, ("round", *tables), rows), note))
     return tuple(figures)
 
 
@@ -126,21 +126,25 @@ def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def _cost(evaluation: EvaluationRecord, rounds: int) -> Table | None:
+def _cost(evaluation: EvaluationRecord, rounds: int) -> PageTable | None:
     cost = evaluation.cost
     if cost is None:
         return None
     rows = [("Computing: one epoch of all users", _macs(cost.macs_per_epoch.paper), _macs(cost.macs_per_epoch.actual))]
     rows.append(("Computing: all rounds", _macs(cost.macs_total.paper), _macs(cost.macs_total.actual)))
-    for role, macs in cost.macs_per_image.items():
-        rows.append((f"Computing: one training image of an {role} user", _macs(macs.paper), _macs(macs.actual)))
+    for duty, macs in cost.macs_per_image.items():
+        rows.append((f"Computing: one training image of {_user(duty)}", _macs(macs.paper), _macs(macs.actual)))
     travel = cost.traffic
-    for role, sent in travel.client.items():
-        rows.append((f"Network: one round of an {role} user, down / up", "", _travel(sent.down, sent.up)))
+    for duty, sent in travel.client.items():
+        rows.append((f"Network: one round of {_user(duty)}, down / up", "", _travel(sent.down, sent.up)))
     rows.append(("Network: one round of all, down / up", "", _travel(travel.round.down, travel.round.up)))
     total = _travel(rounds * travel.round.down, rounds * travel.round.up)
     rows.append((f"Network: all {rounds} rounds, down / up", "", total))
-    return Table("Multiply-accumulates (MAC) and bytes of tensors", ("", "paper's count", "actual"), tuple(rows))
+    return PageTable("Multiply-accumulates (MAC) and bytes of tensors", ("", "paper's count", "actual"), tuple(rows))
+
+
+def _user(duty: str) -> str:
+    return f"an {duty} user" if duty in {role.value for role in Role} else f"a user with the duty {duty}"
 
 
 def _macs(value: float) -> str:
@@ -169,7 +173,7 @@ def _heat_figure(
     title: str, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], note: str
 ) -> Figure:
     cells = tuple((name, *(accuracy(weight) for weight in weights)) for name, weights in zip(rows, values, strict=True))
-    data = Table("Weights α in %: a row for each receiver, a column for each donor", ("receiver", *columns), cells)
+    data = PageTable("Weights α in %: a row for each receiver, a column for each donor", ("receiver", *columns), cells)
     return Figure(title, heat(title, rows, columns, values), data, note)
 
 
@@ -181,7 +185,7 @@ def _strips_note(experiment: Experiment) -> str:
     )
 
 
-def _checks(recorded: Sequence[CheckRecord], measured: Sequence[CheckRecord]) -> Table | None:
+def _checks(recorded: Sequence[CheckRecord], measured: Sequence[CheckRecord]) -> PageTable | None:
     """The check-list of the newest evaluation that has one, or else the one measured for the page."""
     if not recorded and not measured:
         return None
@@ -196,7 +200,7 @@ def _checks(recorded: Sequence[CheckRecord], measured: Sequence[CheckRecord]) ->
         else f"measured for this page on at most {CHECKED} test images of one user of each role and domain"
     )
     caption = f"Warning signs of a flattering evaluation, {origin}"
-    return Table(caption, ("judges", "check", "result", "measured", "allowed"), rows, text_columns=5)
+    return PageTable(caption, ("judges", "check", "result", "measured", "allowed"), rows, text_columns=5)
 
 
 def _alarm(verdicts: Sequence[CheckRecord]) -> str:

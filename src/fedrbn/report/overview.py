@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ from fedrbn.config import Experiment
 from fedrbn.cost.durations import duration
 from fedrbn.evaluation.records import FailureRecord
 from fedrbn.federated.options import resolved
-from fedrbn.report.content import Table
+from fedrbn.report.content import PageTable
 from fedrbn.report.gather import Run
 from fedrbn.types import Role
 
@@ -23,7 +25,7 @@ WHEREABOUTS = {("run", "workers"), ("run", "out"), ("run", "device")}
 """Settings that say where a run happened, not what it did."""
 
 
-def settings_tables(experiment: Experiment) -> tuple[Table, Table]:
+def settings_tables(experiment: Experiment) -> tuple[PageTable, PageTable]:
     """The settings that differ from the defaults of this data set and method, after their names; and all settings."""
     names = {"data": {"name": experiment.data.name}, "method": {"name": experiment.method.name}}
     try:
@@ -41,8 +43,8 @@ def settings_tables(experiment: Experiment) -> tuple[Table, Table]:
     head = ("setting", "value", "default", "meaning")
     about = "Settings that differ from the defaults of this data set and method, after the two names"
     return (
-        Table(about, head, tuple(changed), text_columns=4, explained=True),
-        Table("All settings", ("setting", "value", "meaning"), tuple(rows), text_columns=3),
+        PageTable(about, head, tuple(changed), text_columns=4, explained=True),
+        PageTable("All settings", ("setting", "value", "meaning"), tuple(rows), text_columns=3),
     )
 
 
@@ -96,6 +98,7 @@ def run_facts(run: Run) -> tuple[tuple[str, str], ...]:
         facts += [
             ("Users", f"{roles[Role.AT]} AT and {roles[Role.ST]} ST in {len(domains)} domain(s)"),
             ("Training images per user", most),
+            *_duties(run),
         ]
     seconds = sum(record.seconds for record in run.rounds)
     if seconds:
@@ -106,7 +109,18 @@ def run_facts(run: Run) -> tuple[tuple[str, str], ...]:
     return tuple(facts)
 
 
-def failures(run: Run) -> Table | None:
+def _duties(run: Run) -> list[tuple[str, str]]:
+    """How many users have which duty, where roles do not tell; and when duties were planned anew."""
+    found = []
+    if any(member.duty != member.role.duty for member in run.members):
+        counts = Counter(str(member.duty) for member in run.members)
+        found.append(("Duties", ", ".join(f"{count} × {duty}" for duty, count in counts.items())))
+    pairs = itertools.pairwise(run.rounds)
+    changed = [str(after.round) for before, after in pairs if before.duties != after.duties]
+    return found + ([("Duties changed in round", ", ".join(changed))] if changed else [])
+
+
+def failures(run: Run) -> PageTable | None:
     """Clients that failed in some round, with causes; None if there are none."""
     found: dict[str, list[FailureRecord]] = {}
     for failure in run.failures:
@@ -117,7 +131,7 @@ def failures(run: Run) -> Table | None:
         (client, cases[-1].cause, str(len(cases)), _numbers([case.round for case in cases]))
         for client, cases in found.items()
     )
-    return Table("Clients that failed", ("client", "last cause", "times", "in rounds"), rows, text_columns=2)
+    return PageTable("Clients that failed", ("client", "last cause", "times", "in rounds"), rows, text_columns=2)
 
 
 def _numbers(rounds: Sequence[int]) -> str:

@@ -17,10 +17,11 @@ from fedrbn.config import Experiment
 from fedrbn.errors import StorageError
 from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.report import comparison, one_run, reproduced
-from fedrbn.report.gather import Run, find, read_result, read_run
+from fedrbn.report.gather import Run, find, read_run
 from fedrbn.report.one_run import Extras, RunView
 from fedrbn.report.recomputed import checklist, donations
 from fedrbn.report.sample_sheet import contact_sheet
+from fedrbn.reproduce.table_file import read_table
 from fedrbn.runs.load import Trained, load
 
 MOST_SHEETS = 4
@@ -59,7 +60,9 @@ def render(paths: Iterable[Path | str], *, images: bool = True, checks: bool = T
     runs = [read_run(path) for path in found.runs]
     groups = comparison.grouped(runs)
     views = _run_views(groups, images, checks)
-    results = [reproduced.view(read_result(path), f"table-{n}") for n, path in enumerate(found.results, start=1)]
+    results = [
+        reproduced.view(read_table(path / "table.json"), f"table-{n}") for n, path in enumerate(found.results, start=1)
+    ]
     style, script = (_packaged(name) for name in ("report.css", "report.js"))
     template = Environment(
         loader=PackageLoader("fedrbn.report", "."),
@@ -107,7 +110,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _run_views(groups: Sequence[comparison.Group], images: bool, checks: bool) -> list[RunView]:
+def _run_views(groups: Sequence[comparison.SeedGroup], images: bool, checks: bool) -> list[RunView]:
     many = sum(len(group.runs) for group in groups) > MOST_SHEETS
     no_images = "Images were not asked for." if not images else ""
     if images and many:

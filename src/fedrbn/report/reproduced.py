@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedrbn.report.charts import Point, scatter
-from fedrbn.report.content import Figure, Table
-from fedrbn.report.records import Number, Reproduced
-from fedrbn.reproduce.table import NOT_PERCENT, printed_number
+from fedrbn.report.charts import ScatterPoint, scatter
+from fedrbn.report.content import Figure, PageTable
+from fedrbn.reproduce.table import NOT_PERCENT, Number, printed_number
+from fedrbn.reproduce.table_file import TableFile
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class PartView:
     """One part of the table: a grid, and a scatter for each column that has both RA and SA."""
 
     title: str
-    table: Table
+    table: PageTable
     figures: tuple[Figure, ...]
 
 
@@ -31,7 +31,7 @@ class ResultView:
     parts: tuple[PartView, ...]
 
 
-def view(result: Reproduced, anchor: str) -> ResultView:
+def view(result: TableFile, anchor: str) -> ResultView:
     """The sections of a reproduced table."""
     parts = []
     for part in dict.fromkeys(number.part for number in result.numbers):
@@ -41,7 +41,7 @@ def view(result: Reproduced, anchor: str) -> ResultView:
     return ResultView(anchor, f"{result.title} (scale {result.scale})", result.place, result.caption, tuple(parts))
 
 
-def _grid(part: str, numbers: Sequence[Number]) -> Table:
+def _grid(part: str, numbers: Sequence[Number]) -> PageTable:
     heads = list(dict.fromkeys((number.column, number.metric) for number in numbers))
     printed = {(number.column, number.metric) for number in numbers if number.paper is not None}
     found = {(number.row, number.column, number.metric): number for number in numbers}
@@ -57,7 +57,7 @@ def _grid(part: str, numbers: Sequence[Number]) -> Table:
             if head in printed:
                 shown.append("" if number is None else printed_number(number.paper, number.paper_std))
         rows.append(tuple(shown))
-    return Table(f"{part}: ours, and the paper's number beside it", ("", *names), tuple(rows))
+    return PageTable(f"{part}: ours, and the paper's number beside it", ("", *names), tuple(rows))
 
 
 def _unbroken(name: str) -> str:
@@ -80,15 +80,15 @@ def _trade_offs(numbers: Sequence[Number]) -> list[Figure]:
         found = {(number.row, number.metric): number for number in numbers if number.column == column}
         rows = list(dict.fromkeys(row for row, metric in found if metric in ("RA", "SA")))
         both = [(row, found[row, "SA"], found[row, "RA"]) for row in rows if {(row, "SA"), (row, "RA")} <= found.keys()]
-        shown: list[Point] = []
+        shown: list[ScatterPoint] = []
         cells = []
         for row, sa, ra in both:
             for who, x, y in (("ours", sa.mean, ra.mean), ("paper", sa.paper, ra.paper)):
                 if x is not None and y is not None:
-                    shown.append(Point(row, x / 100, y / 100, hollow=who == "paper", detail=f", {who}"))
+                    shown.append(ScatterPoint(row, x / 100, y / 100, hollow=who == "paper", detail=f", {who}"))
                     cells.append((row, who, f"{x:.1f}", f"{y:.1f}"))
         if shown:
             title = " ".join(["Robust over standard accuracy", f"({column})" if column else ""]).strip()
-            data = Table(f"{title}, in %", ("row", "whose", "SA", "RA"), tuple(cells), text_columns=2)
+            data = PageTable(f"{title}, in %", ("row", "whose", "SA", "RA"), tuple(cells), text_columns=2)
             figures.append(Figure(title, scatter(title, shown, "SA", "RA"), data, "Filled: ours. Hollow: the paper's."))
     return figures

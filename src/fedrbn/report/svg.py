@@ -1,156 +1,126 @@
-"""The small parts that charts are drawn with: escaped elements, scales, ticks, marks that can be pointed at."""
+"""A figure as SVG inside the page: it takes the page's colours and fonts, and its values can be pointed at."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+import io
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
+from matplotlib.axes import Axes
 
+from fedrbn.figures import style
+
+INK, MUTED, RULE, GRID, BACK, PANEL, HEAT = (
+    "#1b1f24", "#565e67", "#d8dce1", "#e6e9ed", "#fffffe", "#f5f6f8", "#00507f",
+)  # fmt: skip
+ON_LOW, ON_MIDDLE, ON_HIGH = "#000001", "#000002", "#fffffd"
+"""Of numbers on cells: which of them are black and which white differs between the light and the dark page."""
+_THEME: Mapping[str, str] = {
+    **{mark.colour: f"c{index}" for index, mark in enumerate(style.METHODS.values())},
+    INK: "ink", MUTED: "muted", RULE: "rule", GRID: "grid", BACK: "back", PANEL: "panel", HEAT: "heat",
+    ON_LOW: "on-low", ON_MIDDLE: "on-middle", ON_HIGH: "on-high",
+}  # fmt: skip
+"""Colours that figures are drawn with, and the page's custom properties that take their places."""
 WIDTH = 400
 """Of every chart, in its own units: about the pixels of a phone, so that text stays readable there."""
-
-
-def element(name: str, *children: str, **attributes: str | float | None) -> Markup:
-    """An SVG element. Text and attributes are escaped, elements are not; `class_` is class, `text_anchor` text-anchor.
-
-    Numbers are rounded to a hundredth, which is finer than any screen; attributes that are None are left out.
-    """
-    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
-    given = {"viewBox" if key == "viewbox" else key: value for key, value in given.items()}
-    opening = Markup("").join(Markup(' {}="{}"').format(key, _attribute(value)) for key, value in given.items())
-    inside = Markup("").join(escape(child) for child in children)
-    return Markup("<{0}{1}>{2}</{0}>").format(name, opening, inside)
-
-
-def _attribute(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{round(value, 2):g}"
-
-
-def group(children: Iterable[str], **attributes: str | float | None) -> Markup:
-    """Several elements as one."""
-    return element("g", *children, **attributes)
-
-
-def text(content: str, x: float, y: float, class_: str | None = None, anchor: str | None = None) -> Markup:
-    """A line of text; `anchor` is start (the default), middle or end."""
-    return element("text", content, x=x, y=y, class_=class_, text_anchor=anchor)
-
-
-def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
-    """A straight line."""
-    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+LOOK: Mapping[str, object] = {
+    **dict.fromkeys(("font.size", "xtick.labelsize", "ytick.labelsize", "legend.fontsize", "axes.titlesize"), 11),
+    "figure.dpi": 72,  # one unit is one point
+    "figure.facecolor": "none", "axes.facecolor": "none",
+    "text.color": INK, "axes.labelcolor": INK, "xtick.color": MUTED, "ytick.color": MUTED, "grid.color": GRID,
+    "axes.spines.left": False, "axes.spines.bottom": False, "xtick.major.size": 0, "ytick.major.size": 0,
+    "xtick.major.pad": 6, "ytick.major.pad": 6,
+    "grid.linewidth": 1, "lines.linewidth": 2, "lines.markersize": 8.5, "lines.markeredgewidth": 1,
+}  # fmt: skip
+_RADIUS = 8.0
+"""Of the disc that makes a value easy to point at."""
 
 
 @dataclass(frozen=True)
-class Scale:
-    """From values to places: `low` goes to `start`, `high` to `end`."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        """The place of a value."""
-        span = self.high - self.low
-        return self.start + (self.end - self.start) * ((value - self.low) / span if span else 0.5)
-
-
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers between two bounds: multiples of 1, 2 or 5 times a power of ten."""
-    if not high > low:
-        return [low]
-    rough = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def spread(places: Sequence[float], gap: float) -> list[float]:
-    """The places, moved apart where they are closer than `gap`; their order stays. For labels beside lines."""
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    moved = [places[i] for i in order]
-    for _ in range(20):
-        for i, (above, below) in enumerate(pairwise(moved)):
-            if below - above < gap:
-                middle = (above + below) / 2
-                moved[i], moved[i + 1] = middle - gap / 2, middle + gap / 2
-    result = [0.0] * len(places)
-    for position, i in enumerate(order):
-        result[i] = moved[position]
-    return result
-
-
-SHAPES = 6
-"""How many series can be told apart, each by a shape and a colour of its own."""
-
-
-_LEFT_OF_CROSS = [(0, 0.5), (-0.8, 1.3), (-1.3, 0.8), (-0.5, 0), (-1.3, -0.8), (-0.8, -1.3)]
-
-
-def shape(kind: int, x: float, y: float, *, hollow: bool = False, size: float = 4.6) -> Markup:
-    """The symbol of a series: circle, diamond, square, triangle, triangle on its tip, cross."""
-    kind %= SHAPES
-    look = f"mark-{kind} {'hollow' if hollow else 'filled'}"
-    if kind == 0:
-        return element("circle", cx=x, cy=y, r=size, class_=look)
-    if kind == 2:
-        side = 1.7 * size
-        return element("rect", x=x - side / 2, y=y - side / 2, width=side, height=side, class_=look)
-    corners = {
-        1: [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)],
-        3: [(0, -1.2), (1.15, 0.9), (-1.15, 0.9)],
-        4: [(0, 1.2), (1.15, -0.9), (-1.15, -0.9)],
-        5: [(0, -0.5), (0.8, -1.3), (1.3, -0.8), (0.5, 0), (1.3, 0.8), (0.8, 1.3), *_LEFT_OF_CROSS],
-    }[kind]
-    points = " ".join(f"{x + size * dx:.2f},{y + size * dy:.2f}" for dx, dy in corners)
-    return element("polygon", points=points, class_=look)
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Something in a chart that has a value: pointing at it or going to it with the keyboard shows `label`."""
+class Value:
+    """A value at its place in the axes: pointing at it or going to it with the keyboard shows `label`."""
 
     label: str
-    drawing: Markup
+    x: float
+    y: float
 
 
-def marks(found: Sequence[Mark]) -> Markup:
-    """The marks of a chart. Together they are one stop of the Tab key; arrow keys lead from one to the next."""
-    return group(
-        (
-            element(
-                "g",
-                mark.drawing,
-                class_="mark",
-                role="img",
-                aria_label=mark.label,
-                tabindex="0" if index == 0 else "-1",
-            )
-            for index, mark in enumerate(found)
-        ),
-        class_="marks",
-    )
+def embedded(title: str, axes: Axes, values: Sequence[Value], *, cells: bool = False) -> Markup:
+    """The axes' figure for the page: what screen readers leave out, then its values, which are discs or cells.
+
+    Together the values are one stop of the Tab key; arrow keys lead from one to the next.
+    """
+    content = io.BytesIO()
+    figure = axes.get_figure(root=True)
+    if figure is None:
+        raise ValueError("got axes without a figure; expected those of the chart.")
+    figure.savefig(content, format="svg")
+    root = ElementTree.fromstring(content.getvalue())  # noqa: S314  (drawn just now, by us)
+    defined = {node.get("id", ""): node for node in root.iter() if node.get("id")}
+    background = Element("g", {"aria-hidden": "true"})
+    background.extend(found for child in root if (found := _themed(child, defined)) is not None)
+    height = figure.bbox.height
+    marks = Element("g", {"class": "marks"})
+    for index, value in enumerate(values):
+        known = {"role": "img", "tabindex": "-1" if index else "0", "aria-label": value.label}
+        marks.append(_cell(axes, value, height, known) if cells else _disc(axes, value, height, known))
+    about = {
+        "viewBox": f"0 0 {WIDTH} {height:.0f}",
+        "role": "group",
+        "aria-roledescription": "chart",
+        "aria-label": f"{title}. Arrow keys go from value to value; the table below has all of them.",
+        "class": "chart",
+    }
+    whole = Element("svg", about)
+    whole.extend((background, marks))
+    return Markup(ElementTree.tostring(whole, encoding="unicode"))  # noqa: S704  (text was escaped on the way)
 
 
-def hit(x: float, y: float, radius: float = 9) -> Markup:
-    """An invisible disc that makes a small mark easy to point at."""
-    return element("circle", cx=x, cy=y, r=radius, class_="hit")
+def _themed(node: Element, defined: Mapping[str, Element]) -> Element | None:
+    """A node without ids, styles and references: styles become attributes, which the page's policy allows."""
+    tag = node.tag.rpartition("}")[2]
+    if tag in ("metadata", "defs"):
+        return None
+    if tag == "use":
+        origin = defined[next(value for key, value in node.items() if key.endswith("href"))[1:]]
+        moved = f"translate({_short(node.get('x', '0'))} {_short(node.get('y', '0'))})"
+        return Element("path", {"d": _short(origin.get("d", "")), "transform": moved, **_look(origin), **_look(node)})
+    kept = {key: _short(value) for key, value in node.items() if key in ("d", "x", "y", "transform")}
+    made = Element(tag, {**kept, **_look(node)})
+    made.text = node.text if tag == "text" else None
+    made.extend(found for child in node if (found := _themed(child, defined)) is not None)
+    return made if len(made) or tag != "g" else None
 
 
-def drawing(title: str, height: float, background: Iterable[str], found: Sequence[Mark]) -> Markup:
-    """A whole chart: what screen readers leave out (axes, lines, labels), then the marks with their values."""
-    return element(
-        "svg",
-        group(background, aria_hidden="true"),
-        marks(found),
-        viewbox=f"0 0 {WIDTH} {math.ceil(height)}",
-        role="group",
-        aria_roledescription="chart",
-        aria_label=f"{title}. Arrow keys go from value to value; the table below has all of them.",
-        class_="chart",
-    )
+def _look(node: Element) -> dict[str, str]:
+    """The styles of a node but its font, with the page's colours."""
+    pairs = (part.split(":", 1) for part in node.get("style", "").split(";") if ":" in part)
+    given = {key.strip(): value.strip() for key, value in pairs}
+    return {
+        key: f"var(--{_THEME[value]})" if value in _THEME else value
+        for key, value in given.items()
+        if not key.startswith("font")
+    }
+
+
+def _short(numbers: str) -> str:
+    """Coordinates to a tenth, which is as fine as a screen."""
+    return re.sub(r"\d+\.\d+", lambda found: f"{float(found.group()):.1f}", numbers)
+
+
+def _disc(axes: Axes, value: Value, height: float, known: Mapping[str, str]) -> Element:
+    x, y = axes.transData.transform((value.x, value.y))
+    place = {"cx": f"{x:.1f}", "cy": f"{height - y:.1f}", "r": f"{_RADIUS:g}"}
+    return Element("circle", {**place, "class": "mark", **known})
+
+
+def _cell(axes: Axes, value: Value, height: float, known: Mapping[str, str]) -> Element:
+    corners = [(value.x - 0.5, value.y - 0.5), (value.x + 0.5, value.y + 0.5)]
+    (x0, y0), (x1, y1) = sorted(axes.transData.transform(corners).tolist())
+    left, top, width, down = x0, height - max(y0, y1), x1 - x0, abs(y1 - y0)
+    place = {"x": f"{left:.1f}", "y": f"{top:.1f}", "width": f"{width:.1f}", "height": f"{down:.1f}"}
+    return Element("rect", {**place, "class": "mark cell", **known})

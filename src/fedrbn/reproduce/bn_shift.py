@@ -59,7 +59,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Shift:
+class StatisticsShift:
     """How far one set of moments lies from another, mean over channels."""
 
     mean: float
@@ -81,10 +81,10 @@ def measure(path: Path) -> dict[str, float]:
     return {text: number for network, found in pairs.items() for text, number in _texts(network, found)}
 
 
-def shift(clean: Moments, other: Moments) -> Shift:
+def shift(clean: Moments, other: Moments) -> StatisticsShift:
     """Equations of this module."""
     base = clean.variance + clean.eps
-    return Shift(
+    return StatisticsShift(
         mean=((other.mean - clean.mean).abs() / base.sqrt()).mean().item(),
         variance=((other.variance + clean.eps) / base).log().abs().mean().item(),
     )

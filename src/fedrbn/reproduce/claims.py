@@ -1,68 +1,33 @@
-"""The paper's empirical claims, each with the comparison that decides it, and a verdict computed from our tables.
+"""The paper's empirical claims as `experiments/claims.toml` declares them, and the gaps that each comes down to.
 
-`experiments/claims.toml` declares a claim as a sentence, its place in the paper, and checks. A check names cells of one
-experiment and how they are ordered; it comes down to gaps, one number minus another. A gap is decided if it is larger
-than its uncertainty (see `decided`); a claim holds if all of its gaps do. Only tables at a scale of COUNTING, as it is
-defined today, are looked at.
+A claim is a sentence, its place in the paper, and checks. A check names cells of one experiment and how they are
+ordered; it comes down to gaps, one number minus another. `verdicts` decides them from our tables.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from fedrbn import config
-from fedrbn.cost.count import cost
 from fedrbn.errors import ConfigError
-from fedrbn.reproduce import declarations, experiment_cells
-from fedrbn.reproduce.declarations import Declaration, Part
-from fedrbn.reproduce.experiment_cells import Threat
-from fedrbn.reproduce.scales import SCALES
+from fedrbn.reproduce import declarations
 
-COUNTING = ("full", "cpu")
-"""Scales whose tables count, the larger first."""
 ONE_SEED = 2.0
 """With one seed, a gap below so many points decides nothing."""
-STANDARD_ERRORS = 2.0
-"""With several seeds, a gap must be larger than so many standard errors of its mean, and than half of ONE_SEED."""
-P = 0.05
-"""Where a table has McNemar's test of the two cells, its p must be below this as well."""
-
-
-class Verdict(Enum):
-    """What our tables say of a claim."""
-
-    HOLDS = "holds"
-    RELEASED_ONLY = "holds under the released arithmetic only"
-    NOT_CONFIRMED = "not confirmed"
-    CONTRADICTED = "contradicted"
-    NOT_MEASURED = "not measured yet"
-
-
-class Outcome(Enum):
-    """What one table says of a gap, or of all gaps of a claim."""
-
-    HOLDS = "holds"
-    UNCLEAR = "too close"
-    OPPOSITE = "the opposite"
-    MISSING = "not measured"
 
 
 class _Declared(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Check(_Declared):
+class TableCheck(_Declared):
     """Cells of a table in the order that a claim gives them, for every combination of the other two labels."""
 
     part: str = "Digits"
@@ -101,7 +66,7 @@ class Claim(_Declared):
     experiment: str | None = None
     scale: Literal["full", "cpu"] = "cpu"
     """The scale to run it at, if it has not been."""
-    checks: tuple[Check, ...] = ()
+    checks: tuple[TableCheck, ...] = ()
     cost: CostCheck | None = None
 
     @model_validator(mode="after")
@@ -137,45 +102,9 @@ class Gap:
     """Whether the claim needs it; else it only must not go the other way."""
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The numbers of one table that counts, by place and seed, and p of McNemar's test for pairs of places."""
-
-    numbers: Mapping[Place, Mapping[int, float]]
-    p: Mapping[tuple[Place, Place], float]
-
-
-@dataclass(frozen=True)
-class Decided:
-    """A gap in one table: both sides, and the difference of each seed that has both."""
-
-    more: float
-    less: float
-    seeds: Mapping[int, float]
-    outcome: Outcome
-
-    @property
-    def mean(self) -> float:
-        """Of the difference."""
-        return fmean(self.seeds.values())
-
-
-@dataclass(frozen=True)
-class Finding:
-    """All gaps of a claim in the table of one scale."""
-
-    scale: str
-    gaps: tuple[Decided | None, ...]
-    outcome: Outcome
-
-
-Tables = Mapping[tuple[str, str, str], Evidence]
-"""Tables that count, by experiment, scale and threat model."""
-
-
 def read(path: Path | None = None) -> tuple[Claim, ...]:
     """The claims, as declared beside the experiments."""
-    path = path or declarations.folder() / "claims.toml"
+    path = path or declarations.EXPERIMENTS / "claims.toml"
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
         return tuple(Claim.model_validate(claim) for claim in values["claims"])
@@ -183,36 +112,7 @@ def read(path: Path | None = None) -> tuple[Claim, ...]:
         raise ConfigError(f"got {path}, which is not a list of claims: {error}") from None
 
 
-def tables(results: Path) -> Tables:
-    """Every table below the folder of results that counts."""
-    contents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*/table.json"))]
-    return {(one["name"], one["scale"], one["threat"]): evidence(one) for one in contents if counts(one)}
-
-
-def counts(content: Mapping[str, Any]) -> bool:
-    """Whether a table was made at a scale that counts, as that scale is today: an older one had another description."""
-    scale = content["scale"]
-    return scale in COUNTING and content["caption"].startswith(f"Scale {scale}: {SCALES[scale].about}.")
-
-
-def evidence(content: Mapping[str, Any]) -> Evidence:
-    """What a table of `fedrbn reproduce` says, without parts that ran on other images than the paper's."""
-    own = [number for number in content["numbers"] if number["part"] not in content["stand_ins"]]
-    numbers = {
-        Place(*(number[key] for key in Place._fields)): {int(seed): value for seed, value in number["seeds"].items()}
-        for number in own
-    }
-    p = {
-        (
-            Place(one["part"], one["row"], one["column"], one["metric"]),
-            Place(one["part"], one["against"], one["column"], one["metric"]),
-        ): float(one["p"])
-        for one in content["differences"]
-    }
-    return Evidence({place: seeds for place, seeds in numbers.items() if seeds}, p)
-
-
-def gaps(check: Check) -> list[Gap]:
+def gaps(check: TableCheck) -> list[Gap]:
     """What a check comes down to."""
     labels = {"rows": check.rows, "columns": check.columns, "metrics": check.metrics}
     compared = labels.pop(check.along)
@@ -238,114 +138,3 @@ def _ordered(places: Sequence[Place], rule: str) -> list[tuple[Place | None, Pla
         return [(places[0], other, True) for other in places[1:]]
     steps = [(more, less, False) for more, less in itertools.pairwise(places)] if len(places) > 2 else []
     return [(places[0], places[-1], True), *steps]
-
-
-def decided(gap: Gap, found: Evidence) -> Decided | None:
-    """A gap in a table; None if no seed has both numbers.
-
-    The difference beyond what is asked for must be larger than its uncertainty: with one seed that is given, with
-    several it is two standard errors, but at least half of that. Where there is McNemar's test, it must agree.
-    """
-    less = found.numbers.get(gap.less, {})
-    more = dict.fromkeys(less, 0.0) if gap.more is None else found.numbers.get(gap.more, {})
-    seeds = {seed: value - less[seed] for seed, value in more.items() if seed in less}
-    if not seeds:
-        return None
-    beyond = fmean(seeds.values()) - gap.by
-    needed = gap.one_seed
-    if len(seeds) > 1:
-        needed = max(STANDARD_ERRORS * stdev(seeds.values()) / math.sqrt(len(seeds)), gap.one_seed / 2)
-    tested = 0.0 if gap.more is None or gap.by else found.p.get((gap.more, gap.less), 0.0)
-    outcome = Outcome.UNCLEAR
-    if abs(beyond) >= needed and tested < P:
-        outcome = Outcome.HOLDS if beyond > 0 else Outcome.OPPOSITE
-    return Decided(fmean(more[seed] for seed in seeds), fmean(less[seed] for seed in seeds), seeds, outcome)
-
-
-def together(wanted: Sequence[Gap], found: Sequence[Decided | None]) -> Outcome:
-    """What the gaps of a claim say together: one that goes the other way is enough to contradict it."""
-    outcomes = [Outcome.MISSING if one is None else one.outcome for one in found]
-    if Outcome.OPPOSITE in outcomes:
-        return Outcome.OPPOSITE
-    if Outcome.MISSING in outcomes:
-        return Outcome.MISSING
-    deciding = {outcome for gap, outcome in zip(wanted, outcomes, strict=True) if gap.decides}
-    return Outcome.HOLDS if deciding == {Outcome.HOLDS} else Outcome.UNCLEAR
-
-
-def find(claim: Claim, threat: Threat, among: Tables) -> Finding | None:
-    """The claim in the largest scale that has all of its numbers, or else any of them; None if none has."""
-    wanted = claim.gaps
-    partial = None
-    for scale in COUNTING:
-        table = among.get((claim.experiment or "", scale, threat))
-        found = tuple(decided(gap, table) if table else None for gap in wanted)
-        finding = Finding(scale, found, together(wanted, found))
-        if all(found):
-            return finding
-        if partial is None and any(found):
-            partial = finding
-    return partial
-
-
-def as_printed(claim: Claim) -> Finding | None:
-    """The claim in the paper's own numbers, where a gap of any size counts; None if the paper prints none of them."""
-    declaration = declarations.read(claim.experiment or "")
-    printed = {
-        Place(part.label, row.label, column.label, metric): {0: number}
-        for part in declaration.parts
-        for row in part.rows
-        for column, numbers in zip(part.columns, row.paper, strict=False)
-        for metric, number in zip(declaration.metrics, numbers, strict=False)
-    }
-    wanted = claim.gaps
-    exact = [Gap(gap.more, gap.less, gap.by, math.ulp(100.0), gap.decides) for gap in wanted]
-    found = tuple(decided(gap, Evidence(printed, {})) for gap in exact)
-    return Finding("paper", found, together(exact, found)) if any(found) else None
-
-
-def verdict(pixel: Outcome, released: Outcome) -> Verdict:
-    """Robustness in pixels decides; the released arithmetic can only save what does not hold there."""
-    if pixel is Outcome.HOLDS:
-        return Verdict.HOLDS
-    if pixel is Outcome.MISSING:
-        return Verdict.NOT_MEASURED
-    if released is Outcome.HOLDS:
-        return Verdict.RELEASED_ONLY
-    return Verdict.CONTRADICTED if pixel is Outcome.OPPOSITE else Verdict.NOT_CONFIRMED
-
-
-def threats(claim: Claim) -> tuple[Threat, ...]:
-    """The threat models under which the claim's experiment can run: further attacks are in pixels only."""
-    cells = experiment_cells.cells(declarations.read(claim.experiment or ""), SCALES["smoke"])
-    known: tuple[Threat, ...] = get_args(Threat)
-    return known[:1] if any(cell.attacks for cell in cells) else known
-
-
-def commands(claim: Claim, missing: Iterable[Threat]) -> list[str]:
-    """What makes the tables that a claim needs."""
-    declaration = declarations.read(claim.experiment or "")
-    part = claim.checks[0].part
-    elsewhere = {str(other.data) for other in declaration.parts} != {str(_part(declaration, part).data)}
-    only = f"{part}/" if elsewhere else ""  # parts on other images are not needed
-    return [experiment_cells.command(declaration.name, claim.scale, threat=threat, only=only) for threat in missing]
-
-
-def _part(declaration: Declaration, label: str) -> Part:
-    return next(part for part in declaration.parts if part.label == label)
-
-
-def ratio(check: CostCheck) -> float:
-    """The ratio that `fedrbn cost` finds at the paper's size, in the paper's count."""
-    top, bottom = (_count(check, settings) for settings in (check.of, check.over))
-    return top / bottom
-
-
-def _count(check: CostCheck, settings: dict[str, dict[str, Any]]) -> float:
-    found = cost(config.make({"data": {"name": "digits"}, **settings}), "paper")
-    counted = {
-        "image of an ST user": lambda: found["macs_per_image"]["ST"],
-        "epoch": lambda: found["macs_per_epoch"],
-        "run": lambda: found["macs_total"],
-    }
-    return float(counted[check.count]()["paper"])

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedrbn.reproduce import claims
-from fedrbn.reproduce.claims import Claim, CostCheck, Decided, Finding, Gap, Outcome, Place, Verdict
+from fedrbn.reproduce import claims, verdicts
+from fedrbn.reproduce.claims import Claim, CostCheck, Gap, Place
 from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.reproduce.table import NOT_PERCENT
+from fedrbn.reproduce.verdicts import Decided, Finding, Outcome, Verdict
 
 MARKS = {Outcome.HOLDS: "✓", Outcome.UNCLEAR: "≈", Outcome.OPPOSITE: "✗"}
 
 
 @dataclass(frozen=True)
-class Row:
+class ClaimRow:
     """A claim, its verdict, what stands in the three columns of numbers, and the lines of its section."""
 
     claim: Claim
@@ -26,7 +27,7 @@ class Row:
 
 def markdown(declared: Sequence[Claim], results: Path) -> str:
     """Claims against the tables in the folder of results."""
-    among = claims.tables(results)
+    among = verdicts.tables(results)
     rows = [of_cost(claim, claim.cost) if claim.cost else of_tables(claim, among) for claim in declared]
     lines = [rule(), "", "| | claim | paper | ours, `pixel` | ours, `authors-release` | verdict |", "|---" * 6 + "|"]
     for number, row in enumerate(rows, start=1):
@@ -38,12 +39,12 @@ def markdown(declared: Sequence[Claim], results: Path) -> str:
 
 def rule() -> str:
     """How a verdict comes about, with the numbers that the code uses."""
-    scales = " or ".join(f"`{scale}`" for scale in claims.COUNTING)
+    scales = " or ".join(f"`{scale}`" for scale in verdicts.COUNTING)
     return (
         "A claim is a list of comparisons, and it holds if all of them do. With one seed a difference below "
         f"{claims.ONE_SEED:g} points is too close to call. With several seeds it must be larger than "
-        f"{claims.STANDARD_ERRORS:g} standard errors of its mean and than {claims.ONE_SEED / 2:g} point. Where the "
-        f"table has McNemar's test of the two cells, p must be below {claims.P:g} as well. Where numbers are no "
+        f"{verdicts.STANDARD_ERRORS:g} standard errors of its mean and than {claims.ONE_SEED / 2:g} point. Where the "
+        f"table has McNemar's test of the two cells, p must be below {verdicts.P:g} as well. Where numbers are no "
         "accuracies, the claim has a threshold of its own. One comparison that goes the other way contradicts the "
         "claim; one that is too close leaves it not confirmed. The verdict is that of `pixel`; a claim that holds only "
         f"under `authors-release` says so. Only tables at scale {scales} as defined today count.\n\n"
@@ -52,31 +53,31 @@ def rule() -> str:
     )
 
 
-def of_tables(claim: Claim, among: claims.Tables) -> Row:
+def of_tables(claim: Claim, among: verdicts.Tables) -> ClaimRow:
     """A claim that tables of `fedrbn reproduce` decide."""
-    printed, possible = claims.as_printed(claim), claims.threats(claim)
-    pixel, released = (claims.find(claim, threat, among) for threat in ("pixel", "authors-release"))
+    printed, possible = verdicts.as_printed(claim), verdicts.threats(claim)
+    pixel, released = (verdicts.find(claim, threat, among) for threat in ("pixel", "authors-release"))
     found: dict[Threat, Finding | None] = {"pixel": pixel, "authors-release": released}
     outcomes = {threat: one.outcome if one else Outcome.MISSING for threat, one in found.items()}
     missing = [threat for threat in possible if outcomes[threat] is Outcome.MISSING]
-    return Row(
+    return ClaimRow(
         claim,
-        claims.verdict(outcomes["pixel"], outcomes["authors-release"]),
+        verdicts.verdict(outcomes["pixel"], outcomes["authors-release"]),
         (_short(claim.gaps, printed), _short(claim.gaps, pixel), _short(claim.gaps, released)),
         [
             f"{claim.place}; `{claim.experiment}`.",
             *_comparisons(claim.gaps, [printed, *found.values()]),
-            *_to_run(claims.commands(claim, missing)),
+            *_to_run(verdicts.commands(claim, missing)),
         ],
     )
 
 
-def of_cost(claim: Claim, check: CostCheck) -> Row:
+def of_cost(claim: Claim, check: CostCheck) -> ClaimRow:
     """A claim that `fedrbn cost` decides, whatever the threat model."""
-    found = claims.ratio(check)
+    found = verdicts.ratio(check)
     holds = check.at_least <= found <= check.at_most
     bounds = [f"at least {check.at_least:g}"] * (check.at_least > 0) + [f"at most {check.at_most:g}"]
-    return Row(
+    return ClaimRow(
         claim,
         Verdict.HOLDS if holds else Verdict.CONTRADICTED,
         (f"× {check.paper:.2f}", f"× {found:.2f}", "the same"),

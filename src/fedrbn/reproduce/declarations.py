@@ -7,14 +7,13 @@ them smaller.
 
 from __future__ import annotations
 
-import difflib
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from fedrbn.config.text import nearest
 from fedrbn.errors import ConfigError
 
 SECTIONS = ("data", "federation", "model", "train", "method")
@@ -115,26 +114,8 @@ class Declaration(BaseModel):
         return self
 
 
-FOLDERS = ("paper", "ours")
-"""Where declarations are, below `experiments`: those of the paper, and those that answer questions of our own."""
-
-
-def folder() -> Path:
-    """The folder `experiments` here, or else in the working copy that this package is part of.
-
-    It can be imported from then on: declarations name objects in `experiments.ours`.
-    """
-    tried = [Path("experiments"), Path(__file__).parents[3] / "experiments"]
-    for path in tried:
-        if (path / FOLDERS[0]).is_dir():
-            root = str(path.resolve().parent)
-            if root not in sys.path:
-                sys.path.append(root)
-            return path
-    raise ConfigError(
-        f"got no folder experiments/{FOLDERS[0]}; expected it in the current directory. Run the command in a working "
-        "copy of the project, which has the declarations of the experiments."
-    )
+EXPERIMENTS = Path(__file__).with_name("experiments")
+"""Where declarations are: the paper's in the folder `paper`, our own in `ours`. They are part of the package."""
 
 
 def names() -> list[str]:
@@ -143,15 +124,15 @@ def names() -> list[str]:
 
 
 def _files() -> dict[str, Path]:
-    return {path.stem: path for name in FOLDERS for path in sorted((folder() / name).glob("*.toml"))}
+    return {path.stem: path for folder in ("paper", "ours") for path in sorted((EXPERIMENTS / folder).glob("*.toml"))}
 
 
 def read(name: str) -> Declaration:
     """An experiment by its name."""
     known = _files()
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        remedy = f"Did you mean {nearest[0]!r}?" if nearest else "fedrbn reproduce --list shows all."
+        meant = nearest(name, known)
+        remedy = f"Did you mean {meant!r}?" if meant else "fedrbn reproduce --list shows all."
         raise ConfigError(f"got experiment {name!r}; expected one of {', '.join(sorted(known))}. {remedy}")
     path = known[name]
     try:

@@ -67,7 +67,8 @@ def _difference(cell: Cell, base: Cell, metric: str, text: str, other: str, stor
     theirs: dict[str, Tensors] = {}
     seeds: dict[int, float] = {}
     for run, rival in zip(cell.runs, base.runs, strict=True):
-        pair = _pair((reading.directory(run, store), text), (reading.directory(rival, store), other))
+        path, against = reading.readable(run, store), reading.readable(rival, store)
+        pair = _pair((path, text), (against, other)) if path and against else None
         if pair is None:
             continue
         (outcome,) = compare(*pair)

@@ -19,8 +19,6 @@ from statistics import fmean
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
-from sklearn.linear_model import RidgeClassifier
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,6 +37,8 @@ MOST_IMAGES = 1000
 
 def measure(path: Path) -> dict[str, float]:
     """Compare all pairs of domains of a trained run."""
+    from scipy.stats import spearmanr  # noqa: PLC0415  (a second of CPU, for this measure alone)
+
     federation = assemble(RunDirectory.open(path).experiment()).federation
     seed = derive(load(path).experiment.run.seed, "divergence")
     found: dict[str, float] = {}
@@ -81,6 +81,8 @@ def similarities(path: Path, federation: Federation) -> dict[tuple[str, str], fl
 
 def domain_divergence(one: NDArray[np.float32], other: NDArray[np.float32], rng: np.random.Generator) -> float:
     """d from the error of a linear classifier, trained on half of the rows of both and tested on the other half."""
+    from sklearn.linear_model import RidgeClassifier  # noqa: PLC0415  (a second of CPU, for this measure alone)
+
     count = min(len(one), len(other), MOST_IMAGES) // 2 * 2
     halves = [rng.permutation(rows)[:count].reshape(2, count // 2, -1) for rows in (one, other)]
     train, test = (np.concatenate([half[part] for half in halves]) for part in (0, 1))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 from fedrbn import nets
 from fedrbn.config import Experiment
 from fedrbn.cost.count import paper_forward_macs
-from fedrbn.cost.units import Duty, units
+from fedrbn.cost.units import units
 from fedrbn.data import AVAILABLE
 from fedrbn.data.declared import PAPER
 from fedrbn.data.federation import at_users
 from fedrbn.nets.dual_bn import dual
 from fedrbn.reproduce.experiment_cells import Cell
+from fedrbn.types import Duty, Role
 
 MACS_PER_SECOND = 35e9
 """Assumed for one core: at scale cpu, the networks of digits and photographs were measured at 40 and 27 · 10⁹."""
@@ -38,11 +39,9 @@ def run_seconds(experiment: Experiment) -> float:
     about = PAPER.get(experiment.data.name, AVAILABLE[experiment.data.name])
     ids = {name: [f"{name}-{i}" for i in range(own.users_per_domain)] for name in about.domains}
     users = sum(len(members) for members in ids.values())
-    at_share = len(at_users(ids, own.at)) / users
     images = own.fraction * min(about.train) / own.users_per_domain * (1 - own.validation)
-    calibrates = experiment.method.lam is not None and experiment.method.lam > 0 and at_share > 0
-    standard = units(Duty.PNC if calibrates else Duty.ST, 0, experiment.method.lam)
-    passes = at_share * units(Duty.AT, experiment.attack.steps, None) + (1 - at_share) * standard
+    duties = _duties(experiment, ids)
+    passes = sum(units(duty, experiment.attack.steps) for duty in duties) / users
     taking_part = 1.0 if own.participants is None else own.participants / (1 if own.participants <= 1 else users)
     epochs = train.rounds * train.local_epochs * users * taking_part
     steps = math.ceil(images / train.batch_size)
@@ -51,6 +50,16 @@ def run_seconds(experiment: Experiment) -> float:
     evaluation = tested * len(about.domains) * 3 * experiment.attack.steps * 2
     arithmetic = (epochs * passes * images + evaluation) * macs / MACS_PER_SECOND
     return arithmetic + epochs * passes / 3 * steps * SECONDS_PER_STEP + SECONDS_PER_RUN
+
+
+def _duties(experiment: Experiment, users: Mapping[str, Sequence[str]]) -> list[Duty]:
+    """What every user does once there are donors, λ included."""
+    own = experiment.federation
+    if own.duties is not None:
+        return [each.duty for each in own.duties.clients.values()]
+    at = at_users(users, own.at)
+    standard = Duty(lam=experiment.method.lam if at else None)
+    return [Role.AT.duty if user in at else standard for names in users.values() for user in names]
 
 
 @cache

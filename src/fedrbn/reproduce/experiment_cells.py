@@ -15,7 +15,7 @@ from fedrbn.config import Experiment, MethodConfig
 from fedrbn.data import AVAILABLE
 from fedrbn.errors import ConfigError
 from fedrbn.federated.options import named, options, resolved
-from fedrbn.reproduce.declarations import Column, Declaration, Part, Row
+from fedrbn.reproduce.declarations import EXPERIMENTS, Column, Declaration, Part, Row
 from fedrbn.reproduce.scales import Scale, scaled, with_changes
 
 Threat = Literal["pixel", "authors-release"]
@@ -176,6 +176,9 @@ def declared_run(part: Part, row: Row, column: Column) -> Experiment:
     Options of the method that a column or part sets hold for those rows whose method has them; a row's own must fit.
     """
     values = config.with_settings({}, [*part.settings, *row.settings, *column.settings])
+    planned = values.get("federation", {}).get("duties")
+    if planned is not None:
+        values["federation"] = {**values["federation"], "duties": str(EXPERIMENTS / planned)}
     method = named(values["method"]["name"], PGD())
     unknown = values["method"].keys() - MethodConfig.model_fields.keys()
     kept = {"name", *options(method), *row.method, *unknown}  # what no method has is left in, for the config to refuse
@@ -213,10 +216,22 @@ def _on_stand_in(experiment: Experiment, data: str, domains: Mapping[str, str]) 
     """The same setting on other data; None if it names a domain for which there is none."""
     at: Any = experiment.federation.at
     if isinstance(at, tuple):
-        if any(name not in domains for name in at):
+        if any(_placed(name, domains) is None for name in at):
             return None
-        at = tuple(domains[name] for name in at)
-    return with_changes(experiment, {"data": {"name": data}, "federation": {"at": at}})
+        at = tuple(_placed(name, domains) for name in at)
+    changes: dict[str, Any] = {"at": at}
+    if (planned := experiment.federation.duties) is not None:
+        clients = {_placed(name, domains) or name: own for name, own in planned.clients.items()}
+        changes["duties"] = planned.model_copy(update={"clients": clients}).model_dump()
+    return with_changes(experiment, {"data": {"name": data}, "federation": changes})
+
+
+def _placed(name: str, domains: Mapping[str, str]) -> str | None:
+    """What takes the place of a domain, or of a user of one; None if nothing does."""
+    domain, dash, number = name.rpartition("-")
+    if name in domains or not dash:
+        return domains.get(name)
+    return f"{domains[domain]}-{number}" if domain in domains else None
 
 
 def _renamed(text: str, domains: Mapping[str, str]) -> str:

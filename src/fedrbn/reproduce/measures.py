@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedrbn.files import Folder
-from fedrbn.reproduce import bn_shift, domain_divergence
+from fedrbn.reproduce import bn_shift, domain_divergence, fleet_rounds
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ MEASURES: Mapping[str, Measure] = {
     "divergence": _DIVERGENCE,
     "correlation": _DIVERGENCE,
     "shift": Measure("shift.json", bn_shift.measure),
+    "round": Measure("fleet-round.json", fleet_rounds.measure),
     "neighbours": Measure("neighbours.json", domain_divergence.neighbours),
 }
 """Measures by the first word of the texts that read them."""

@@ -4,12 +4,13 @@
 |---|---|
 | `ra`, `sa`, `ra@clean`, `ra adaptive` … | a column of the run's evaluation, mean over users, in % |
 | `ra/mnist` | the same for the users of one domain |
-| `ra[pgd-20]` | robust accuracy under a further attack |
+| `ra[pgd-20:eps=16/255]` | robust accuracy under a further attack |
 | `validation 0.5` | the validation score after this share of the rounds, in % |
 | `validation 1 ra_at`, `validation 1 sa_st` | of that score RA of AT users or SA of ST users, after all rounds |
 | `T`, `T total` | 10¹² MACs of an epoch, or of all rounds, in the paper's count |
 | `similarity a b`, `divergence a b`, `correlation` | of two domains, see fedrbn.reproduce.divergence |
 | `neighbours same`, `neighbours chance` | users most similar to one of their own domain, in %; see the same |
+| `round plan`, `round measured`, `round off` | of a fleet, in s and %; see fedrbn.reproduce.fleet_rounds |
 | `shift trained 1 mean` … | how far the attack moves the input of the first batch norm, see fedrbn.reproduce.bn_shift |
 """
 
@@ -19,18 +20,32 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedrbn.attacks import attack_named, described
 from fedrbn.config import Experiment
+from fedrbn.errors import StorageError
 from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.reproduce import measures
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.records import evaluations, rounds, stops
+from fedrbn.runs.store import place
 
 TERA = 1e12
 
 
 def directory(experiment: Experiment, store: Path) -> Path:
     """Where the run of a config is in the store."""
-    return store / experiment.run_name()
+    return place(store, experiment)
+
+
+def readable(experiment: Experiment, store: Path) -> Path | None:
+    """Where the run of a config is in the store; None if what is there is broken or of another experiment.
+
+    One such folder leaves its cell of a table empty, and no more.
+    """
+    try:
+        return place(store, experiment)
+    except StorageError:
+        return None
 
 
 def value(path: Path, text: str, attacks: Sequence[str] = ()) -> float | None:
@@ -77,7 +92,13 @@ def under_attacks(path: Path, attacks: Sequence[str]) -> EvaluationRecord | None
     first, *later = evaluations(RunDirectory.open(path))
     wanted = (first.deployment, first.samples_digest)
     same = [record for record in later if (record.deployment, record.samples_digest) == wanted]
-    return next((record for record in same if set(attacks) <= record.attacks.keys()), None)
+    return next((record for record in same if all(_label(path, record, text) for text in attacks)), None)
+
+
+def _label(path: Path, record: EvaluationRecord, text: str) -> str | None:
+    """What a record calls an attack; it is known by its settings, because one attack can be written in several ways."""
+    wanted = described(attack_named(text, RunDirectory.open(path).experiment().attack))
+    return next((label for label, attack in record.attacks.items() if attack.settings == wanted), None)
 
 
 def _macs(record: EvaluationRecord, total: bool) -> float | None:
@@ -89,7 +110,8 @@ def _macs(record: EvaluationRecord, total: bool) -> float | None:
 
 def _under_attack(path: Path, attack: str, attacks: Sequence[str]) -> float | None:
     record = under_attacks(path, attacks)
-    return None if record is None else record.mean.get(record.robust_column(attack))
+    label = None if record is None else _label(path, record, attack)
+    return None if record is None or label is None else record.mean.get(record.robust_column(label))
 
 
 def _validation(path: Path, share: float, part: str = "score") -> float | None:

@@ -30,7 +30,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """How a task ended; `error` is None if it is complete."""
 
     task: Task
@@ -49,7 +49,7 @@ def tasks(cells: Iterable[Cell]) -> list[Task]:
     return list(found.values())
 
 
-def complete(todo: Iterable[Task], store: Path, workers: int, subset: int) -> Iterator[Outcome]:
+def complete(todo: Iterable[Task], store: Path, workers: int, subset: int) -> Iterator[TaskOutcome]:
     """Complete the tasks, as many at a time as there are workers; a task that fails does not stop the others."""
     waiting = list(todo)
     if workers == 1 or len(waiting) == 1:
@@ -68,17 +68,17 @@ def complete(todo: Iterable[Task], store: Path, workers: int, subset: int) -> It
             pool.shutdown(wait=False, cancel_futures=True)  # after an interruption, start nothing more
 
 
-def _outcome(task: Task, result: Callable[[], None]) -> Outcome:
+def _outcome(task: Task, result: Callable[[], None]) -> TaskOutcome:
     try:
         result()
     except (ValueError, TypeError, RuntimeError, OSError, ArithmeticError) as error:
-        return Outcome(task, f"{type(error).__name__}: {error}")
-    return Outcome(task, None)
+        return TaskOutcome(task, f"{type(error).__name__}: {error}")
+    return TaskOutcome(task, None)
 
 
 def finish(task: Task, store: Path, subset: int) -> None:
     """Train a run unless it is trained, then answer what is asked of it unless that is answered."""
-    sweep.complete(sweep.Cell("", task.experiment), store)
+    sweep.complete(sweep.SweepCell("", task.experiment), store)
     directory = reading.directory(task.experiment, store)
     if task.attacks and reading.under_attacks(directory, task.attacks) is None:
         evaluate(directory, EvaluationSettings(attacks=task.attacks, adaptive=False, subset=subset), workers=1)

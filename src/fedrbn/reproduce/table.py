@@ -12,12 +12,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedrbn.config import Experiment
+from fedrbn.files import write_atomically
 from fedrbn.reproduce import reading
 from fedrbn.reproduce.declarations import Declaration
 from fedrbn.reproduce.differences import Difference, differences
 from fedrbn.reproduce.experiment_cells import STAND_INS, Cell
 from fedrbn.reproduce.scales import Scale
-from fedrbn.runs.directory import write_atomically
 
 NOT_PERCENT = ("T", "similarity", "divergence", "mean shift", "lowest domain", "highest domain", "variance shift")
 """Metrics that are no accuracies: they are shown with three digits that count."""
@@ -105,19 +105,23 @@ def fill(
 
 
 def _by_seed(cell: Cell, text: str, store: Path) -> dict[int, float]:
-    found = {run.run.seed: reading.value(reading.directory(run, store), text, cell.attacks) for run in cell.runs}
+    found = {run.run.seed: reading.value(path, text, cell.attacks) for run, path in _readable(cell.runs, store)}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
 def _stops(cell: Cell, store: Path) -> dict[int, int]:
-    found = {run.run.seed: reading.stopped(reading.directory(run, store)) for run in cell.runs}
+    found = {run.run.seed: reading.stopped(path) for run, path in _readable(cell.runs, store)}
     return {seed: number for seed, number in found.items() if number is not None}
+
+
+def _readable(runs: Iterable[Experiment], store: Path) -> list[tuple[Experiment, Path]]:
+    return [(run, path) for run in runs if (path := reading.readable(run, store)) is not None]
 
 
 def _versions(runs: Iterable[Experiment], store: Path) -> dict[str, list[str]]:
     """Every version of every package that made a number."""
     found: dict[str, set[str]] = {}
-    for path in {reading.directory(run, store) for run in runs}:
+    for path in {path for _, path in _readable(runs, store)}:
         record = reading.evaluation(path)
         for name, version in (record.versions if record else {}).items():
             found.setdefault(name, set()).add(version)
@@ -220,8 +224,8 @@ def _compared(found: Sequence[Difference]) -> list[str]:
         return []
     lines = [
         f"Against {found[0].against}, in points, on the same test images with the same seeds. In brackets: how many "
-        "seeds, and p of McNemar's exact test over their images. It knows the luck of images, not that of training, "
-        "and is not corrected for several comparisons.",
+        "seeds, and p of McNemar's exact test over their images. The test covers variation between test images, "
+        "not between training runs, and is not corrected for several comparisons.",
         "",
     ]
     return [*lines, *difference_grid(found), ""]

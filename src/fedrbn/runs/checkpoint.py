@@ -53,6 +53,16 @@ class Checkpoint:
     """Which clients remember something, and what; None in files of versions that did not say."""
 
 
+def current(name: str) -> str:
+    """The file of the newest checkpoint of this name: last or best."""
+    return f"{name}.safetensors"
+
+
+def previous(name: str) -> str:
+    """The file of the one before it."""
+    return f"{name}.previous.safetensors"
+
+
 def encode(checkpoint: Checkpoint) -> bytes:
     """The checkpoint as the content of a file."""
     state, best = checkpoint.state, checkpoint.best

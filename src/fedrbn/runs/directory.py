@@ -2,12 +2,14 @@
 
     config.toml         everything that decides the run
     rounds.jsonl        one line per finished round
+    rounds.csv          the same as a table, made from these lines
     evaluations.jsonl   one line per evaluation, with ε, attack, branch, seed and versions
     federation.json     the clients, classes and image size, to rebuild networks without the data
     last.safetensors    the server's state after the last finished round
     best.safetensors    the state that validation chose
     *.previous.safetensors   the ones before these, to fall back to
     stops.jsonl         one line per time that too few clients answered and the run stopped
+    attempts.jsonl      one line per time that clients were asked for a round, where their noise is new each time
     clients/            what each client remembers from round to round, for methods that need it
 
 A file is either whole or absent: writes go to a temporary file that is renamed into place. Checkpoints carry a digest,
@@ -19,7 +21,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -36,34 +37,27 @@ from fedrbn.config import Experiment
 from fedrbn.errors import ConfigError, StorageError
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.training.memory import remembered
-from fedrbn.files import MOST_SETTINGS, Folder, cannot_write, write_atomically
-from fedrbn.runs.checkpoint import Best, Checkpoint, DamagedError, encode
+from fedrbn.files import MOST_SETTINGS, Folder, cannot_write
+from fedrbn.runs.checkpoint import Best, Checkpoint, current, encode, previous
 from fedrbn.runs.checkpoint import read as read_checkpoint
-from fedrbn.types import Member, Role
-
-__all__ = ["RunDirectory", "StorageError", "StorageWarning", "write_atomically"]
-
+from fedrbn.types import Duty, Member, Role
 
 _MOST_SIDE = 4096
 """Pixels; a damaged description must not ask for a network that fits into no memory."""
 _MOST_SHOWN = 3
 """Settings that an error names."""
 _LOCK = ".lock"
-_FILES = (
+CHECKPOINTS = (current("last"), previous("last"), current("best"), previous("best"))
+FILES = (
     "federation.json",
     "rounds.jsonl",
     "evaluations.jsonl",
     "stops.jsonl",
-    "last.safetensors",
-    "last.previous.safetensors",
-    "best.safetensors",
-    "best.previous.safetensors",
+    "attempts.jsonl",
+    "rounds.csv",
+    *CHECKPOINTS,
 )
 """What a run writes besides its lock, its config and its folders."""
-
-
-class StorageWarning(UserWarning):
-    """Something in a run directory was damaged, and the run goes on from what is whole."""
 
 
 class RunDirectory:
@@ -119,15 +113,28 @@ class RunDirectory:
 
     def _clear(self) -> None:
         """Remove what belongs to a run, and nothing else; a link is removed itself."""
-        for name in _FILES:
+        for name in FILES:
             self.folder.remove(name)
         for name in ("answers", "clients"):
             self.folder.remove_folder(name)
+
+    def remove_evaluations(self) -> None:
+        """Make a finished run one that is not evaluated yet."""
+        self.folder.remove("evaluations.jsonl")
+        self.folder.remove_folder("answers")
+
+    def change_settings(self, experiment: Experiment) -> None:
+        """Let the run be of another experiment. Whoever asks for it has seen to the checkpoints."""
+        self.folder.write("config.toml", experiment.to_toml().encode())
+        self._experiment = experiment
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """An existing run directory."""
         run = cls(path)
+        if not path.is_dir():
+            what = "is not a folder" if path.exists() else "does not exist"
+            raise StorageError(f"got {path}, which {what}; expected a run directory made by fedrbn run.")
         if not run.folder.exists("config.toml"):
             raise StorageError(f"got {path}, which holds no run (no config.toml); expected one made by fedrbn run.")
         return run
@@ -176,33 +183,37 @@ class RunDirectory:
         """Write a checkpoint, whole or not at all; the one that was there is kept as the previous one."""
         experiment = self.experiment() if self.folder.exists("config.toml") else None
         checkpoint = Checkpoint(state, best, experiment, remembered(self.clients, state.round))
-        prepared = self.folder.prepare(_current(name), encode(checkpoint))
-        if self.folder.exists(_current(name)):
-            self.folder.move(_current(name), _previous(name))
-        self.folder.place(prepared, _current(name))
+        prepared = self.folder.prepare(current(name), encode(checkpoint))
+        if self.folder.exists(current(name)):
+            self.folder.move(current(name), previous(name))
+        self.folder.place(prepared, current(name))
 
     def checkpoint(self, name: str) -> Checkpoint | None:
         """Read a checkpoint of this run's experiment; None if there is none yet."""
-        return self._read(_current(name)) if self.folder.exists(_current(name)) else None
+        return self.read_checkpoint(current(name)) if self.folder.exists(current(name)) else None
 
-    def _read(self, name: str) -> Checkpoint:
+    def read_checkpoint(self, name: str) -> Checkpoint:
         """A checkpoint of this run's experiment; one of another is refused."""
         found = read_checkpoint(self.folder, name)
         if found.experiment is not None:
-            self._ensure_same(found.experiment, name)
+            self.ensure_same(found.experiment, name)
         return found
 
-    def _ensure_same(self, written: Experiment, name: str) -> None:
+    def ensure_same(self, written: Experiment, name: str) -> None:
         """Refuse a checkpoint that was written under other settings than those in config.toml."""
         changed = self.experiment().differences(written)
         if changed:
             shown = [f"{key} = {_shown(here)} (in the checkpoint {_shown(there)})" for key, here, there in changed]
+            if [key for key, _, _ in changed] == ["train.rounds"]:
+                remedy = f"Was it being extended? Then repeat fedrbn run --resume {self.path} --rounds N. Otherwise "
+            else:
+                remedy = "A run keeps its settings from its first round on: "
             more = f" and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
             raise StorageError(
                 f"got {self._file('config.toml')} with {', '.join(shown[:_MOST_SHOWN])}{more}; expected the experiment "
-                f"that {self._file(name)} is of (key {written.key()}, not {self.experiment().key()}). A run keeps its "
-                "settings from its first round on: put the file back that does not belong here, or start another run "
-                "with the new settings and another --out."
+                f"that {self._file(name)} is of (key {written.key()}, not {self.experiment().key()}). {remedy}"
+                "put the file back that does not belong here, or start another run with the new settings and another "
+                "--out."
             )
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
@@ -222,77 +233,14 @@ class RunDirectory:
                 "is damaged: put a copy back, or train again with --force."
             ) from None
 
-    def recover(self) -> None:
-        """Make ready to train on: tidy up, go back to the newest whole checkpoint, drop the lines of later rounds."""
-        self.tidy()
-        last = self._settled()
-        finished = last.state.round if last else 0
-        rounds = [record for record in self.records("rounds.jsonl") if _number(record) <= finished]
-        self._rewrite("rounds.jsonl", rounds)
-
-    def tidy(self) -> None:
-        """Drop what a crash left half written: files, and lines that were cut off. Refuses what no run has written."""
-        for name in ("config.toml", *_FILES):
-            self.folder.ensure_file(name)
-        for place in (".", "answers", *self.folder.folders("clients")):
-            for leftover in self.folder.leftovers(place):
-                self.folder.remove(leftover)
-        stopped = ["stops.jsonl"] if self.folder.exists("stops.jsonl") else []
-        for name in ("rounds.jsonl", "evaluations.jsonl", *stopped):
-            self._rewrite(name, self.records(name))
-
-    def _rewrite(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+    def rewrite(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Replace all JSON lines of a file."""
         self.folder.write(name, "".join(json.dumps(record) + "\n" for record in records).encode())
-
-    def _settled(self) -> Checkpoint | None:
-        """Put the newest checkpoint in place that is whole, and whose best state is whole too; None at the beginning.
-
-        A run is the same from whichever round it goes on, so that an older checkpoint costs time and nothing else.
-        """
-        damage: list[StorageError] = []
-        for file in (_current("last"), _previous("last")):
-            last = self._read_whole(file, damage)
-            if last is None:
-                continue
-            for chosen in (_current("best"), _previous("best")):
-                best = self._read_whole(chosen, damage) if last.best else None
-                if last.best is None or (best and best.state.round == last.best.round):
-                    self._put_in_place("last", file)
-                    self._put_in_place("best", chosen if best else None)
-                    for error in damage:
-                        note = f"{error} The run goes on from round {last.state.round}."
-                        warnings.warn(note, StorageWarning, stacklevel=4)
-                    return last
-        if damage:
-            raise damage[0]
-        if any(self.folder.exists(file) for file in (_current("last"), _previous("last"))):
-            raise StorageError(
-                f"got run {self.path} without the best state that its last checkpoint speaks of; expected "
-                "best.safetensors. Put a copy back, or remove last.safetensors and last.previous.safetensors: --resume "
-                "then trains from the beginning, to the same result."
-            )
-        self._put_in_place("best", None)  # of a first round whose end was not reached
-        return None
-
-    def _read_whole(self, name: str, damage: list[StorageError]) -> Checkpoint | None:
-        """The checkpoint, if there is one and it is whole; what is wrong with it is added to `damage`."""
-        try:
-            return self._read(name) if self.folder.exists(name) else None
-        except DamagedError as error:
-            damage.append(error)
-            return None
-
-    def _put_in_place(self, name: str, file: str | None) -> None:
-        """Make this file the current checkpoint; what is not whole, or of a round that was not finished, goes."""
-        if file is None:
-            self.folder.remove(_current(name))
-        elif file != _current(name):
-            self.folder.move(file, _current(name))
 
     def describe(self, members: Sequence[Member], classes: Sequence[str], image_shape: Sequence[int]) -> None:
         """Write who takes part, so that the networks can be rebuilt where the data is not at hand."""
         content = {
-            "members": [{**asdict(member), "role": member.role.value} for member in members],
+            "members": [_described(member) for member in members],
             "classes": list(classes),
             "image_shape": list(image_shape),
         }
@@ -306,7 +254,7 @@ class RunDirectory:
                 raise ValueError("it is not there")
             content = json.loads(self.folder.read("federation.json"))
             members = tuple(
-                Member(str(m["id"]), str(m["domain"]), Role(m["role"]), int(m["samples"])) for m in content["members"]
+                Member(str(m["id"]), str(m["domain"]), _duty(m), int(m["samples"])) for m in content["members"]
             )
             channels, height, width = (int(side) for side in content["image_shape"])
             if not all(1 <= side <= _MOST_SIDE for side in (channels, height, width)):
@@ -353,22 +301,16 @@ class RunDirectory:
         return self.path / name
 
 
-def _number(record: Mapping[str, Any]) -> int:
-    number = record.get("round")
-    if not isinstance(number, int):
-        raise StorageError(
-            f"got a line of rounds.jsonl with round = {number!r}; expected a whole number. The file is damaged: put a "
-            "copy back, or train again with --force."
-        )
-    return number
+def _described(member: Member) -> dict[str, Any]:
+    """A member as JSON: its role stands for the duty that the paper gives it, any other duty is written out."""
+    own = {"id": member.id, "domain": member.domain, "role": member.role.value, "samples": member.samples}
+    return own if member.duty == member.role.duty else own | {"duty": asdict(member.duty)}
 
 
-def _current(name: str) -> str:
-    return f"{name}.safetensors"
-
-
-def _previous(name: str) -> str:
-    return f"{name}.previous.safetensors"
+def _duty(written: Mapping[str, Any]) -> Duty:
+    """The duty that `_described` wrote."""
+    role, own = Role(written["role"]), written.get("duty")
+    return role.duty if own is None else Duty(**own)
 
 
 def _shown(value: object) -> str:

@@ -11,12 +11,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from fedrbn.cost.durations import duration
-from fedrbn.cost.estimate import estimate_seconds
 from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.privacy.accountant import spending
 from fedrbn.federated.protocol import Answers, Failure, Result, Upload
 from fedrbn.runs.history import RoundHistory, sparkline
+from fedrbn.runs.overview import overview
 from fedrbn.types import Role
 
 VALIDATION = {"ra_at": "RA of AT users", "sa_st": "SA of ST users"}
@@ -114,11 +114,8 @@ class Display:
         plan, rounds = assembly.plan, assembly.plan.schedule.rounds
         self.history = RoundHistory(rounds, {member.id: member.role for member in plan.members}, finished=finished)
         self.activity = Activity("training", len(plan.schedule.sample(finished)) if finished < rounds else 0)
-        at = sum(member.role is Role.AT for member in plan.members)
-        self._say(
-            f"{len(plan.members)} clients ({at} AT, {len(plan.members) - at} ST), {rounds - finished} rounds to "
-            f"go, {assembly.workers} worker(s); estimated time {duration(estimate_seconds(assembly, finished))}"
-        )
+        for line in overview(assembly, finished):
+            self._say(line)
         planned = spending(assembly.experiment, plan, rounds)
         if planned is not None:
             self.privacy = f"privacy spent when all rounds are done: {planned}"

@@ -19,41 +19,24 @@ RECENT = 20
 
 
 @dataclass(frozen=True)
-class RoundEntry:
-    """What is shown of one finished round; None where it was not measured."""
-
-    round: int
-    seconds: float
-    at: int
-    """AT users whose update counted."""
-    st: int
-    failed: int
-    loss: float | None = None
-    ra_at: float | None = None
-    """RA of AT users on validation data."""
-    sa_st: float | None = None
-    """SA of ST users on validation data."""
-
-
-@dataclass(frozen=True)
 class RoundHistory:
     """A run's finished rounds, with the number there will be."""
 
     rounds: int
     roles: Mapping[str, Role]
-    entries: tuple[RoundEntry, ...] = ()
+    entries: tuple[RoundRecord, ...] = ()
     finished: int = 0
-    """Rounds that are finished, those before the first round_entry included."""
+    """Rounds that are finished, those before the first entry included."""
 
     def after(self, records: Iterable[RoundRecord]) -> RoundHistory:
         """The history with the records of the rounds that came next."""
-        return self._with(self.entries + tuple(round_entry(record, self.roles) for record in records))
+        return self._with((*self.entries, *records))
 
     def until(self, count: int) -> RoundHistory:
         """The history as it was after its first so many entries."""
         return self._with(self.entries[:count])
 
-    def _with(self, entries: tuple[RoundEntry, ...]) -> RoundHistory:
+    def _with(self, entries: tuple[RoundRecord, ...]) -> RoundHistory:
         return replace(self, entries=entries, finished=entries[-1].round if entries else self.finished)
 
     @property
@@ -63,25 +46,14 @@ class RoundHistory:
             return None
         return fmean(own.seconds for own in self.entries[-RECENT:]) * (self.rounds - self.finished)
 
+    def took_part(self, record: RoundRecord, role: Role) -> int:
+        """Users of this role whose update counted."""
+        return sum(self.roles.get(client) is role for client in record.clients)
+
     def values(self, name: str) -> list[float]:
-        """All that was measured of loss, ra_at or sa_st, in the order of rounds."""
+        """All that was measured of one of the numbers of `RoundRecord`, such as loss, ra_at or sa_st, by rounds."""
         found = (getattr(own, name) for own in self.entries)
         return [value for value in found if value is not None]
-
-
-def round_entry(record: RoundRecord, roles: Mapping[str, Role]) -> RoundEntry:
-    """A round from the line that was written for it."""
-    taking_part = [roles.get(client) for client in record.clients]
-    return RoundEntry(
-        round=record.round,
-        seconds=record.seconds,
-        at=taking_part.count(Role.AT),
-        st=taking_part.count(Role.ST),
-        failed=len({failure.client for failure in record.failures}),
-        loss=record.mean_loss(record.clients),
-        ra_at=record.validated("ra_at"),
-        sa_st=record.validated("sa_st"),
-    )
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:

@@ -6,12 +6,15 @@ import copy
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.table import Table
 from torch import nn
 
 from fedrbn.attacks import from_config
 from fedrbn.config import Experiment, plugins
 from fedrbn.data.samples import Client
 from fedrbn.errors import StorageError
+from fedrbn.evaluation.results import html
+from fedrbn.evaluation.tables import BRANCH
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.aggregation.mean import Contribution, mean
 from fedrbn.federated.assemble import build_network
@@ -20,13 +23,14 @@ from fedrbn.federated.options import configure
 from fedrbn.federated.prediction import predicting_branch
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import Plan, round_of
+from fedrbn.nets import Source
 from fedrbn.nets.dual_bn import DualNet, plain
 from fedrbn.nets.state import load as load_tensors
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Branch, Member, Role, Tensors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trained:
     """The state that validation chose, ready to be turned into networks."""
 
@@ -37,6 +41,24 @@ class Trained:
     state: ServerState
     net: DualNet
     """The network's structure; every client's network is a copy of it with its own weights."""
+
+    def __repr__(self) -> str:
+        roles = [member.role for member in self.plan.members]
+        return (
+            f"Trained({self.plan.method.name!r} on {self.experiment.data.name!r}: {len(roles)} clients, "
+            f"{roles.count(Role.AT)} AT and {roles.count(Role.ST)} ST, round {self.state.round})"
+        )
+
+    def table(self) -> Table:
+        """Every client: its domain, its role, its training images, and the branch that it predicts with."""
+        table = Table("client", "domain", "role", "training images", "predicts with", title=repr(self))
+        for member in self.plan.members:
+            branch = predicting_branch(self.plan, self.state, member)
+            table.add_row(member.id, member.domain, member.role.value, str(member.samples), BRANCH[branch.value])
+        return table
+
+    def _repr_html_(self) -> str:
+        return html(self.table())
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -79,9 +101,13 @@ class Trained:
 
     def newcomer(self, branch: Branch | None = None) -> nn.Module:
         """`average` as an ordinary network, for somebody who never took part; `fedrbn onboard` fits one better."""
+        return plain(self.average(), branch or self.newcomer_branch)
+
+    @property
+    def newcomer_branch(self) -> Branch:
+        """The branch that somebody new predicts with: the method's, if any client has it."""
         predicts = {predicting_branch(self.plan, self.state, member) for member in self.plan.members}
-        usual = self.plan.method.predict if self.plan.method.predict in predicts else Branch.CLEAN
-        return plain(self.average(), branch or usual)
+        return self.plan.method.predict if self.plan.method.predict in predicts else Branch.CLEAN
 
     def _network(self, personal: Tensors) -> DualNet:
         net = copy.deepcopy(self.net)
@@ -90,7 +116,7 @@ class Trained:
         return net.eval()
 
 
-def load(path: str | Path, network: nn.Module | None = None) -> Trained:
+def load(path: str | Path, network: Source | None = None) -> Trained:
     """Open a run directory that has been trained: `load("runs/demo").client("plain-0")(pixels)`.
 
     `network` is needed for a run that was given its network as an object.

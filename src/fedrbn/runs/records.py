@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -9,6 +10,9 @@ from pydantic import ValidationError
 from fedrbn.errors import StorageError
 from fedrbn.evaluation.records import EvaluationRecord, Line, RoundRecord, StopRecord
 from fedrbn.runs.directory import RunDirectory
+
+ATTEMPTS = "attempts.jsonl"
+"""A line for each time that clients were asked for a round, in runs whose noise is new each time."""
 
 _L = TypeVar("_L", bound=Line)
 
@@ -21,6 +25,12 @@ def rounds(directory: RunDirectory) -> list[RoundRecord]:
 def stops(directory: RunDirectory) -> list[StopRecord]:
     """The rounds that too few clients finished."""
     return _checked(directory, "stops.jsonl", StopRecord)
+
+
+def repeated(directory: RunDirectory, finished: int) -> Counter[int]:
+    """How often clients were asked for a round, from 0, beside the one time that it counts: after stops and kills."""
+    asked = Counter(int(line["round"]) - 1 for line in directory.records(ATTEMPTS))
+    return asked - Counter(range(finished))
 
 
 def evaluations(directory: RunDirectory) -> list[EvaluationRecord]:

@@ -12,9 +12,12 @@ from fedrbn import config
 from fedrbn.attacks import PGD
 from fedrbn.config import Experiment, MethodConfig
 from fedrbn.errors import ConfigError
+from fedrbn.evaluation.results import Evaluation, MethodComparison
 from fedrbn.federated.methods import METHODS
 from fedrbn.federated.options import options, resolved
-from fedrbn.runs.train import Watcher, resume, run
+from fedrbn.runs.store import place
+from fedrbn.runs.train import resume, run
+from fedrbn.runs.watcher import Watcher
 
 Setting = tuple[str, str, list[Any]]
 """(section, key, values): several values make a sweep."""
@@ -24,7 +27,7 @@ OWN_OPTIONS = {("method", "name"): "--methods", ("run", "seed"): "--seeds"}
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepCell:
     """One run of a sweep, and the row of the table that it belongs to."""
 
     row: str
@@ -33,12 +36,12 @@ class Cell:
 
 def cells(
     values: Mapping[str, Any], methods: Sequence[str], wanted: Sequence[Setting], seeds: Sequence[int]
-) -> list[Cell]:
+) -> list[SweepCell]:
     """Every combination once. An option that a built-in method does not have is left out for that method."""
     for section, key, _ in wanted:
         if (section, key) in OWN_OPTIONS:
             raise ConfigError(f"got setting {section}.{key}; expected it as {OWN_OPTIONS[section, key]} of compare.")
-    found: dict[tuple[str, str], Cell] = {}
+    found: dict[tuple[str, str], SweepCell] = {}
     for method in methods:
         own = _without_useless(values, method)
         useful = [setting for setting in wanted if _applies(method, setting)]
@@ -50,16 +53,40 @@ def cells(
             for seed in seeds:
                 fixed = [("method", "name", method), ("run", "seed", seed)]
                 experiment = resolved(config.make(config.with_settings(own, [*chosen, *fixed])))
-                found.setdefault((row, experiment.key()), Cell(row, experiment))
+                found.setdefault((row, experiment.key()), SweepCell(row, experiment))
     return list(found.values())
 
 
-def complete(cell: Cell, store: Path, watcher: Watcher | None = None) -> dict[str, Any]:
+def complete(cell: SweepCell, store: Path, watcher: Watcher | None = None) -> Evaluation:
     """The record of a cell's run: from the store if it is there, else run or continued now."""
-    path = store / cell.experiment.run_name()
+    path = place(store, cell.experiment)
     if not (path / "config.toml").exists():
         return run(cell.experiment, path, watcher=watcher)
     return resume(path, workers=cell.experiment.run.workers, watcher=watcher)
+
+
+def compare(
+    values: Mapping[str, Any],
+    methods: Sequence[str],
+    *,
+    seeds: Sequence[int] = (1,),
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    store: Path | str = "runs",
+    watcher: Watcher | None = None,
+) -> MethodComparison:
+    """Run several methods on the same federation, as `fedrbn compare` does; finished runs of the store are used again.
+
+    `values` are the settings that all runs share, as `make` takes them. `sweep` names settings with several values:
+    `{"method.lam": [0, 0.5, 1]}`.
+    """
+    swept: list[Setting] = []
+    for name, several in (sweep or {}).items():
+        section, key, _ = config.parse_setting(f"{name}=0")
+        swept.append((section, key, list(several)))
+    rows: dict[str, list[Evaluation]] = {}
+    for cell in cells(values, methods, swept, seeds):
+        rows.setdefault(cell.row, []).append(complete(cell, Path(store), watcher))
+    return MethodComparison(rows)
 
 
 def _without_useless(values: Mapping[str, Any], method: str) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Watchers beside the display: several at a time, and one that logs for TensorBoard."""
+"""A watcher that logs for TensorBoard."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,38 +10,10 @@ from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.protocol import Result
 from fedrbn.files import Folder
-from fedrbn.runs.train import Watcher
 from fedrbn.types import Role
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-
-class Watchers:
-    """Several watchers as one: each is told everything, in their order."""
-
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self.watchers = tuple(watchers)
-
-    def training(self, assembly: Assembly, finished: int) -> None:
-        """See `Watcher`."""
-        for watcher in self.watchers:
-            watcher.training(assembly, finished)
-
-    def answered(self, result: Result) -> None:
-        """See `Watcher`."""
-        for watcher in self.watchers:
-            watcher.answered(result)
-
-    def round_finished(self, record: RoundRecord) -> None:
-        """See `Watcher`."""
-        for watcher in self.watchers:
-            watcher.round_finished(record)
-
-    def evaluating(self, clients: int) -> None:
-        """See `Watcher`."""
-        for watcher in self.watchers:
-            watcher.evaluating(clients)
 
 
 class TensorBoard:

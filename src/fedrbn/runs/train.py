@@ -3,51 +3,43 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
-
-from torch import nn
+from typing import Any, Literal, TypeAlias
 
 from fedrbn.config import Experiment
 from fedrbn.cost.count import cost_of
 from fedrbn.data.samples import DataSet, Federation
-from fedrbn.errors import StorageError
+from fedrbn.errors import HardwareError, StorageError
 from fedrbn.evaluation.accuracy import Accuracy, deployment_name
 from fedrbn.evaluation.protocol import EvaluationSettings, ask_all, evaluate_clients, main_label, origin_of
 from fedrbn.evaluation.records import EvaluationRecord, RoundRecord
+from fedrbn.evaluation.results import Evaluation
 from fedrbn.evaluation.summary import validation_summary
 from fedrbn.federated.assemble import Assembly, PreparedExperiment, assemble
 from fedrbn.federated.divergence import diverging, first_losses_of
 from fedrbn.federated.prediction import selecting_branch
+from fedrbn.federated.privacy.accountant import privacy_record, releases_again
 from fedrbn.federated.protocol import Execute, Job, Result, Round, ServerState
 from fedrbn.federated.server import initial_state, misfit, play_round
 from fedrbn.federated.training.memory import forgotten, missing
 from fedrbn.federated.uploads.collection import TooFewClientsError, listed
 from fedrbn.federated.uploads.validation import malformed
+from fedrbn.fleet.replanning import duties_record
 from fedrbn.hardware import one_thread
+from fedrbn.nets import Source
+from fedrbn.runs import rounds_csv
 from fedrbn.runs.checkpoint import Best, Checkpoint
 from fedrbn.runs.directory import RunDirectory
-from fedrbn.runs.records import evaluations, rounds
+from fedrbn.runs.duties import with_next_duties
+from fedrbn.runs.extension import extend, rewrite_origin
+from fedrbn.runs.overview import ensure_ready
+from fedrbn.runs.records import ATTEMPTS, evaluations, repeated, rounds
+from fedrbn.runs.recovery import recover, tidy
+from fedrbn.runs.watcher import OnRound, Watcher, telling
 from fedrbn.types import Member, Role
-
-
-class Watcher(Protocol):
-    """Told of what happens in a run while it happens; the command line shows it."""
-
-    def training(self, assembly: Assembly, finished: int) -> None:
-        """Training starts, with so many rounds finished before."""
-
-    def answered(self, result: Result) -> None:
-        """A client has answered."""
-
-    def round_finished(self, record: RoundRecord) -> None:
-        """A round is finished; the record is the line written for it."""
-
-    def evaluating(self, clients: int) -> None:
-        """The evaluation of so many clients on their test data starts."""
-
 
 Revise: TypeAlias = Callable[[PreparedExperiment, ServerState], tuple[PreparedExperiment, ServerState]]
 """What may change before a round and before the evaluation: who takes part, and so what the server remembers."""
@@ -62,69 +54,119 @@ def run(
     experiment: Experiment,
     path: Path | str,
     *,
-    network: nn.Module | None = None,
+    network: Source | None = None,
     data: DataSet | Federation | None = None,
     force: bool = False,
+    progress: bool = False,
+    on_round: OnRound | None = None,
     watcher: Watcher | None = None,
-) -> dict[str, Any]:
+) -> Evaluation:
     """Train and evaluate an experiment in a new run directory; returns the record of the evaluation.
 
-    `network` and `data`, if given, are used instead of what the experiment names. Then nothing on disk can rebuild
-    them: whoever resumes, evaluates or loads the run passes them again.
+    `network` and `data`, if given, are used instead of what the experiment names; the network may also be its class or
+    another function that makes it. Then nothing on disk can rebuild them: whoever resumes, evaluates or loads the run
+    passes them again.
+
+    `progress=True` shows on stderr what the command line shows. `on_round` is called after every round with its
+    `RoundRecord`: `record.round`, `record.losses` by client, `record.validated("score")`, `record.seconds` and so on.
     """
     assembly = assemble(experiment, network, data)
-    with RunDirectory.creating(Path(path), assembly.experiment, force=force) as directory:
-        directory.recover()
-        return _finish(assembly, directory, watcher)
+    ensure_ready(assembly)
+    if watcher is None:  # else it has said so
+        for hint in assembly.hints:
+            warnings.warn(hint, stacklevel=2)
+    with (
+        RunDirectory.creating(Path(path), assembly.experiment, force=force) as directory,
+        telling(experiment.method.name, progress=progress, on_round=on_round, watcher=watcher) as told,
+    ):
+        recover(directory)
+        return Evaluation(_finish(assembly, directory, told))
 
 
 def resume(
     path: Path | str,
     *,
-    network: nn.Module | None = None,
+    network: Source | None = None,
     data: DataSet | Federation | None = None,
+    rounds: int | None = None,
     workers: int | None = None,
+    progress: bool = False,
+    on_round: OnRound | None = None,
     watcher: Watcher | None = None,
-) -> dict[str, Any]:
+) -> Evaluation:
     """Continue an interrupted run from its last checkpoint.
 
     It ends with exactly the weights and metrics of a run that was never interrupted, because all randomness comes
-    from (seed, round, client). A finished run returns its record at once.
+    from (seed, round, client). A finished run returns its record at once. With `rounds` a run, finished or not, goes on
+    to that many, as if it had been started with them; one whose first rounds would have been others is refused.
     """
     directory = RunDirectory.open(Path(path))
-    finished = evaluations(directory)
-    if finished:
-        return finished[0].to_json()
+    if rounds is None and (finished := evaluations(directory)):
+        return Evaluation(finished[0].to_json())
     with directory.locked():
-        directory.recover()  # first: what cannot be continued is refused before the data are loaded
+        if rounds is not None:
+            extend(directory, rounds)
+            if finished := evaluations(directory):
+                return Evaluation(finished[0].to_json())
+        recover(directory)  # first: what cannot be continued is refused before the data are loaded
         assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
-        return _finish(assembly, directory, watcher)
+        assembly = _as_recorded(assembly, directory)
+        if rounds is not None:
+            rewrite_origin(directory, assembly)
+        title = directory.experiment().method.name
+        with telling(title, progress=progress, on_round=on_round, watcher=watcher) as told:
+            return Evaluation(_finish(assembly, directory, told))
 
 
 def evaluate(
     path: Path | str,
     settings: EvaluationSettings | None = None,
     *,
-    network: nn.Module | None = None,
+    network: Source | None = None,
     data: DataSet | Federation | None = None,
     workers: int | None = None,
+    progress: bool = False,
     watcher: Watcher | None = None,
-) -> dict[str, Any]:
+) -> Evaluation:
     """Evaluate a trained run again, by default as at the end of training; adds a record and returns it."""
     directory = RunDirectory.open(Path(path))
     if not directory.records("evaluations.jsonl"):  # the first record is the one that ends the training
         raise StorageError(f"got run {path}, which is not finished; expected a trained one. Continue it with --resume.")
     with directory.locked():
-        directory.tidy()  # first: what cannot be used is refused before the data are loaded
+        tidy(directory)  # first: what cannot be used is refused before the data are loaded
         chosen = directory.checkpoint("best") or directory.checkpoint("last")
         if chosen is None:
             raise StorageError(
                 f"got run {path} without a checkpoint; expected a trained one. Train it again with --force."
             )
         assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
-        with one_thread(), assembly.executor() as execute:
-            watched = _watched(execute, watcher)
-            return _evaluate(assembly, directory, chosen.state, watched, settings, watcher).to_json()
+        prepared = with_next_duties(assembly, directory)
+        telling_all = telling("evaluate", progress=progress, watcher=watcher)
+        with telling_all as told, one_thread(), assembly.executor() as execute:
+            watched = _watched(execute, told)
+            return Evaluation(_evaluate(prepared, directory, chosen.state, watched, settings, told).to_json())
+
+
+def _as_recorded(assembly: Assembly, directory: RunDirectory) -> Assembly:
+    """The assembly with the precision of the rounds that are done: `auto` could decide otherwise on this machine."""
+    recorded = _trained_in(directory)
+    if recorded is None:
+        return assembly
+    kept = replace(assembly, trained_in=recorded)
+    try:
+        _ = kept.precision
+    except HardwareError as error:
+        raise HardwareError(
+            f"got run {directory.path}, trained in {recorded} so far, on a device that cannot compute in it; expected "
+            "one that can, because the run would end with other weights. Continue it there, or train anew with --force."
+        ) from error
+    return kept
+
+
+def _trained_in(directory: RunDirectory) -> Literal["bfloat16", "float32"] | None:
+    """What the rounds of a run were computed in, as its records say; None if none does."""
+    said = [record.precision for record in rounds(directory) if record.precision]
+    return None if not said else "bfloat16" if said[-1] == "bfloat16" else "float32"
 
 
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
@@ -136,7 +178,19 @@ def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None
     if watcher:
         watcher.training(assembly, last.state.round if last else 0)
     with assembly.executor(directory.clients) as execute:
-        return train_and_evaluate(assembly, directory, _watched(execute, watcher), watcher)
+        return train_and_evaluate(assembly, directory, _watched(execute, watcher), watcher, _replanned(directory))
+
+
+def _replanned(directory: RunDirectory) -> Revise:
+    """Duties that change from round to round, if the experiment says so; the clients stay the same."""
+
+    def revise(prepared: PreparedExperiment, state: ServerState) -> tuple[PreparedExperiment, ServerState]:
+        revised = with_next_duties(prepared, directory)
+        if revised is not prepared:
+            directory.describe(revised.plan.members, revised.outline.classes, revised.outline.image_shape)
+        return revised, state
+
+    return revise
 
 
 def _ensure_remembered(assembly: Assembly, directory: RunDirectory, last: Checkpoint) -> None:
@@ -182,19 +236,22 @@ def _train(
     best = checkpoint.best if checkpoint else None
     origin, started = origin_of(prepared), time.perf_counter()
     first_losses = first_losses_of(record.losses for record in rounds(directory))
+    rounds_csv.write(directory, rounds(directory), _roles(prepared))
     while True:
         prepared, state = revise(prepared, state)
         if checkpoint and state.round == checkpoint.state.round:
             _ensure_fit(prepared, state, directory.path)
         if state.round >= prepared.plan.schedule.rounds:
             break
+        _note_attempt(prepared, directory, state)
         try:
             state, report = play_round(state, prepared.plan, execute)
         except TooFewClientsError as error:
             directory.append("stops.jsonl", {**origin, "round": error.number + 1, "failures": listed(error.failures)})
             raise
         line: dict[str, Any] = {**origin, "round": state.round, "lr": report.lr, "clients": report.clients}
-        line |= prepared.remarks(state)
+        line |= prepared.remarks(state) | duties_record(prepared.experiment, prepared.plan.members)
+        line |= _spent(prepared, directory, state.round)
         if report.failures:
             line["failures"] = listed(report.failures)
         alarm = diverging(report, first_losses)
@@ -211,11 +268,25 @@ def _train(
         started = time.perf_counter()
         first_losses = first_losses_of([first_losses, record.losses])
         directory.append("rounds.jsonl", record.to_json())
+        rounds_csv.add(directory, record, _roles(prepared))
         directory.save("last", state, best)
         if watcher:
             watcher.round_finished(record)
     chosen = directory.checkpoint("best")
     return prepared, _with_latecomers(directory, chosen, state) if chosen else state
+
+
+def _note_attempt(prepared: PreparedExperiment, directory: RunDirectory, state: ServerState) -> None:
+    """Note that clients are about to be asked: if the round is repeated, fresh noise is a further release."""
+    if releases_again(prepared.experiment):
+        directory.append(ATTEMPTS, {"round": state.round + 1})
+
+
+def _spent(prepared: PreparedExperiment, directory: RunDirectory, finished: int) -> dict[str, Any]:
+    """What a client has spent of its privacy when all rounds are done, where rounds that are repeated cost more."""
+    if not releases_again(prepared.experiment):
+        return {}
+    return privacy_record(prepared.experiment, prepared.plan, repeated(directory, finished))
 
 
 def _with_latecomers(directory: RunDirectory, chosen: Checkpoint, last: ServerState) -> ServerState:
@@ -226,6 +297,10 @@ def _with_latecomers(directory: RunDirectory, chosen: Checkpoint, last: ServerSt
     merged = replace(state, personal=last.personal | state.personal, reported=last.reported | state.reported)
     directory.save("best", merged, chosen.best)
     return merged
+
+
+def _roles(prepared: PreparedExperiment) -> dict[str, Role]:
+    return {member.id: member.role for member in prepared.plan.members}
 
 
 def _ensure_fit(prepared: PreparedExperiment, state: ServerState, path: Path) -> None:
@@ -274,6 +349,10 @@ def _evaluate(
         watcher.evaluating(len(prepared.plan.members))
     evaluated, answers = evaluate_clients(prepared, state, execute, settings or EvaluationSettings())
     added = {"cost": cost_of(prepared), **prepared.remarks(state)}
+    added |= _spent(prepared, directory, len(rounds(directory)))
+    trained_in = _trained_in(directory)
+    if trained_in is not None:  # perhaps on another machine
+        added["precision"] = trained_in
     record = EvaluationRecord.from_json(evaluated.to_json() | added)
     number = len(directory.records("evaluations.jsonl"))
     directory.save_tensors(f"answers/{number}.safetensors", answers)

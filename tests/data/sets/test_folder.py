@@ -12,7 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from fedrbn.config import FederationConfig
 from fedrbn.data import AVAILABLE, load
+from fedrbn.data.federation import build
 from fedrbn.data.sets.folder import decode, decode_all, image_folder
 from fedrbn.data.sets.photographs import office_caltech10
 
@@ -127,7 +129,7 @@ def test_what_is_no_image_is_named(tmp_path: Path, content: bytes) -> None:
     root = _folder(tmp_path, count=2)
     bad = root / "photo" / "dog" / "bad.png"
     bad.write_bytes(content)
-    with pytest.raises(ValueError, match=r"dog/bad.png, which is no JPEG or PNG"):
+    with pytest.raises(ValueError, match=r"dog/bad.png, which is no JPEG, PNG or WebP"):
         image_folder(root, 8)
 
 
@@ -280,6 +282,51 @@ def test_the_first_broken_image_ends_it_by_name_and_the_rest_is_left() -> None:
         seen.append(row)
         return (b"no image" if row in {3, 5} else grey(row % 256)), f"image {row}"
 
-    with pytest.raises(ValueError, match="got image 3, which is no JPEG or PNG"):
+    with pytest.raises(ValueError, match="got image 3, which is no JPEG, PNG or WebP"):
         decode_all(2000, read, 8)
     assert len(seen) < 2000
+
+
+def test_webp_is_read(tmp_path: Path) -> None:
+    root = _folder(tmp_path)
+    _image(root / "photo" / "cat" / "more.webp")
+    assert len(image_folder(root, 8).domains[0].train) == 17  # 80 % of eleven cats is nine, of ten dogs eight
+
+
+def test_ignored_files_are_counted_by_reason(tmp_path: Path) -> None:
+    root = _folder(tmp_path)
+    assert image_folder(root, 8).remarks == ()
+    for name in (
+        "photo/cat/a.gif",
+        "photo/cat/b.gif",
+        "photo/cat/c.TXT",
+        "photo/cat/d",
+        "photo/e.png",
+        "sketch/.f.png",
+    ):
+        (root / name).write_bytes(b"x")
+    (root / "photo" / "cat" / "deeper").mkdir()
+    (root / "photo" / "cat" / "deeper" / "g.png").write_bytes(b"x")
+    data = image_folder(root, 8)
+    assert data.remarks == (
+        "7 files ignored (images are .jpg, .jpeg, .png, .webp): 2 with the suffix .gif; 2 not directly in a class "
+        "folder; 1 with the suffix .TXT; 1 without a suffix; 1 hidden; fedrbn data check lists them",
+    )
+    assert build(data, FederationConfig(users_per_domain=1, at=0, fraction=1), seed=1).remarks == data.remarks
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    for i in range(20):
+        _image(tmp_path / "photo" / "cat" / f"{i}.png", (i, 0, 0))
+    with pytest.raises(ValueError, match=r"got training images of the class 'cat' only; expected at least two classes"):
+        build(image_folder(tmp_path, 8), FederationConfig(users_per_domain=1, at=0), seed=1)
+
+
+def test_domains_that_are_cut_to_the_smallest_are_said_to_be(tmp_path: Path) -> None:
+    root = _folder(tmp_path)
+    for i in range(10, 20):
+        _image(root / "photo" / "cat" / f"{i}.png", (i, 0, 0))
+    fleet = build(image_folder(root, 8), FederationConfig(users_per_domain=1, at=0, fraction=1), seed=1)
+    assert fleet.remarks == (  # 80 % of 20 and 10, and of 10 and 10
+        "32 of 40 training images are used: 16 of each domain, because sketch, the smallest, has 16",
+    )

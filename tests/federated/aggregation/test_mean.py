@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from fedrbn.federated.aggregation.layout import Local, layout
-from fedrbn.federated.aggregation.mean import Contribution, mean
+from fedrbn.federated.aggregation.mean import Contribution, RoleMean, mean
 from fedrbn.federated.aggregation.slack import Slack
 from fedrbn.nets.dual_bn import Affine, dual, single
 from fedrbn.nets.state import tensors
-from fedrbn.types import Tensors
+from fedrbn.types import Role, Tensors
 
 
 def contribution(client: str, weight: float, **values: float) -> Contribution:
@@ -78,7 +78,23 @@ def test_contributions_are_folded_one_by_one() -> None:
 
 
 def reported(client: str, weight: float, value: float, loss: float | None) -> Contribution:
-    return Contribution(client, start(w=value), weight, loss)
+    return Contribution(client, start(w=value), weight, Role.ST if loss is None else Role.AT, loss)
+
+
+def test_uploads_of_at_users_count_as_often_as_asked() -> None:
+    """AT users a and b with 10 and 30 samples count twice, the ST user c with 40 once; only AT users send v.
+
+    w: (2 · 10 · 1 + 2 · 30 · 2 + 40 · 6) / (20 + 60 + 40) = 380 / 120, and 310 / 80 without the factor.
+    v, among AT users alone: (20 · 4 + 60 · 8) / 80 = 7, the same as without the factor.
+    """
+    sent = [
+        Contribution("a", start(w=1.0, v=4.0), 10, Role.AT),
+        Contribution("b", start(w=2.0, v=8.0), 30, Role.AT),
+        Contribution("c", start(w=6.0), 40, Role.ST),
+    ]
+    found = RoleMean(2.0)(start(w=0.0, v=0.0), sent)
+    torch.testing.assert_close(found, start(w=380 / 120, v=7.0))
+    torch.testing.assert_close(mean(start(w=0.0, v=0.0), sent), start(w=310 / 80, v=7.0))
 
 
 def test_slack_weighs_those_with_the_smallest_adversarial_loss_more() -> None:
@@ -136,7 +152,7 @@ def test_slack_drops_each_upload_before_the_next_arrives() -> None:
         for i in range(5):
             assert len(alive) <= 1
             alive.append(i)
-            yield Contribution(f"c{i}", Counted(w=torch.tensor([float(i)])), 1.0, float(i))
+            yield Contribution(f"c{i}", Counted(w=torch.tensor([float(i)])), 1.0, Role.AT, float(i))
 
     # factors 7/6, 5/6, 5/6, 5/6, 5/6 of 0 … 4: (5/6) · (1 + 2 + 3 + 4) / (27/6) = 50 / 27
     assert Slack(1 / 6)(start(w=0.0), stream())["w"].item() == pytest.approx(50 / 27)

@@ -6,7 +6,7 @@ import pytest
 
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, Experiment, make
-from fedrbn.federated.aggregation.mean import Aggregate, mean
+from fedrbn.federated.aggregation.mean import Aggregate, RoleMean, mean
 from fedrbn.federated.aggregation.robust import CoordinateMedian, GeometricMedian, Krum, NormBound, TrimmedMean
 from fedrbn.federated.aggregation.rules import aggregation
 from fedrbn.federated.aggregation.slack import Slack
@@ -23,6 +23,8 @@ def rule(method: str = "fedrbn", clients: int = 25, privacy: object = None, **tr
     ("settings", "expected"),
     [
         ({}, mean),
+        ({"at_weight": 2}, RoleMean(2.0)),
+        ({"at_weight": 1}, mean),
         ({"aggregation": "slack"}, Slack()),
         ({"aggregation": "slack", "slack": 0.5}, Slack(0.5)),
         ({"aggregation": "slack", "slack_share": 0.5}, Slack(1 / 6, 0.5)),
@@ -46,6 +48,7 @@ def test_rules_by_name(settings: dict[str, object], expected: Aggregate) -> None
         ({"bound": 1.0}, "expected aggregation = 'norm-bound'"),
         ({"aggregation": "median", "malicious": 1}, "'trimmed-mean' or 'krum' or 'multi-krum'"),
         ({"aggregation": "krum", "keep": 2}, "expected aggregation = 'multi-krum'"),
+        ({"aggregation": "median", "at_weight": 2}, "expected aggregation = 'mean'"),
         ({"slack": 0.1}, "expected aggregation = 'slack'"),
         ({"slack_share": 0.1}, "expected aggregation = 'slack'"),
     ],
@@ -76,6 +79,8 @@ def test_central_privacy_needs_the_mean_and_local_statistics() -> None:
     central = {"update_noise": 0.5, "update_at": "server"}
     with pytest.raises(ConfigError, match="expected 'mean'"):
         rule(aggregation="median", privacy=central)
+    with pytest.raises(ConfigError, match=r"train.at_weight = 2; expected no weights"):
+        rule(at_weight=2, privacy=central)
     with pytest.raises(ConfigError, match="variances negative"):
         rule("fatavg", privacy=central)
 

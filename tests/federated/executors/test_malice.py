@@ -13,6 +13,7 @@ from federated.tiny import clients, network, plan
 from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, make
 from fedrbn.federated.aggregation.layout import layout
+from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.malice import (
     Honest,
     Malice,
@@ -24,7 +25,7 @@ from fedrbn.federated.executors.malice import (
     attackers,
     from_config,
 )
-from fedrbn.federated.executors.serial import ClientHost, serial
+from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import fatavg, fedrbn
 from fedrbn.federated.protocol import Job, Result, Round, Train, Upload
 from fedrbn.federated.server import federate, initial_state
@@ -92,7 +93,7 @@ def test_only_attackers_are_tampered_with() -> None:
         for job in jobs:
             yield replace(UPLOAD, client=job.client)
 
-    jobs = [Train(name, Role.AT, {}, False) for name in ("m", "honest")]
+    jobs = [Train(name, Role.AT.duty, {}, False) for name in ("m", "honest")]
     with Malice(frozenset({"m"}), SignFlip(1.0)).among(nullcontext(execute)) as tampered:
         bad, good = tampered(ROUND, jobs)
     assert isinstance(bad, Upload)
@@ -108,7 +109,7 @@ def test_flipped_labels_are_in_the_attackers_training_data_only() -> None:
     assert flipped["c1"].test is members["c1"].test
 
 
-MEMBERS = tuple(Member(f"c{i}", "d", Role.AT if i % 2 else Role.ST, 10) for i in range(20))
+MEMBERS = tuple(Member(f"c{i}", "d", (Role.AT if i % 2 else Role.ST).duty, 10) for i in range(20))
 
 
 def test_a_share_of_those_who_can_attack() -> None:

@@ -22,8 +22,9 @@ from fedrbn.config import FaultsConfig
 from fedrbn.data.samples import Samples
 from fedrbn.errors import FederationError
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy
+from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.processes import processes
-from fedrbn.federated.executors.serial import ClientHost, serial
+from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import METHODS, Method, fedrbn
 from fedrbn.federated.protocol import (
     Answers,
@@ -103,7 +104,7 @@ def diverging(state: ServerState) -> Round:
 
 
 def train_jobs(state: ServerState) -> list[Train]:
-    return [Train(name, client.role, state.personal[name], calibrate=False) for name, client in WHO.items()]
+    return [Train(name, client.role.duty, state.personal[name], calibrate=False) for name, client in WHO.items()]
 
 
 @pytest.mark.parametrize("parallel", [False, True], ids=["serial", "processes"])

@@ -123,7 +123,7 @@ def test_uploads_of_workers_that_are_all_kept_are_those_of_the_serial_executor()
     place = site(method, who)
     a_plan = plan(method, place.net, list(who.values()))
     state = initial_state(place.net, a_plan)
-    jobs = [Train(c, who[c].role, state.personal[c], calibrate=False) for c in who]
+    jobs = [Train(c, who[c].role.duty, state.personal[c], calibrate=False) for c in who]
     expected = {upload.client: upload for upload in serial(place)(round_of(state, a_plan), jobs)}
     with processes(place, 1) as execute:
         got = [

@@ -14,7 +14,7 @@ from fedrbn.attacks import PGD
 from fedrbn.config import ConfigError, make
 from fedrbn.federated.assemble import assemble
 from fedrbn.federated.methods import fedrbn
-from fedrbn.federated.privacy.accountant import ORDERS, epsilon, privacy_record, spending
+from fedrbn.federated.privacy.accountant import ORDERS, epsilon, privacy_record, releases_again, spending
 from fedrbn.federated.server import federate, initial_state
 from fedrbn.types import Role
 
@@ -79,6 +79,23 @@ def test_what_a_client_spends() -> None:
     both = releases(statistics_noise=2.0, update_noise=1.5, update_at="server")
     assert both == [("statistics", 2.0, 3), ("update, noise at the server", 1.5, 3)]
     assert spending(make({}), todo, 3) is None
+
+
+def test_a_round_that_is_repeated_counts_again() -> None:
+    """Three rounds, the second asked for three times: five releases of statistics, and of three steps each fifteen."""
+    method = fedrbn(PGD())
+    who = list(clients((Role.AT, 12), (Role.ST, 12)).values())
+    todo = plan(method, method.network(network()), who, rounds=3, batch_size=4)
+    once = make({"privacy": {"statistics_noise": 2.0, "secret": True}})
+    found = spending(once, todo, 3, {1: 2})
+    assert found is not None
+    assert found.releases == (("statistics", 2.0, 5),)
+    every = spending(make({"privacy": {"statistics_noise": 2.0, "statistics_when": "step"}}), todo, 3, {1: 2})
+    assert every is not None
+    assert every.releases == (("statistics", 2.0, 5 + 15),)
+    assert releases_again(once)
+    assert not releases_again(make({"privacy": {"statistics_noise": 2.0}})), "noise of the seed is the same again"
+    assert not releases_again(make({"privacy": {"secret": True}})), "there is no noise"
 
 
 def test_with_sampling_only_rounds_that_a_client_took_part_in_count() -> None:

@@ -15,7 +15,8 @@ from fedrbn.config import ConfigError, make
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.aggregation.mean import Contribution
 from fedrbn.federated.client import local_update
-from fedrbn.federated.executors.serial import ClientHost, serial
+from fedrbn.federated.executors.host import ClientHost
+from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import fedrbn
 from fedrbn.federated.privacy.mechanism import (
     Mechanism,
@@ -96,7 +97,7 @@ def job_of(role: Role) -> tuple[ClientHost, Round, Train]:
     net = METHOD.network(network())
     todo = plan(METHOD, net, list(who.values()))
     start = initial_state(net, todo)
-    return ClientHost(who, net), round_of(start, todo), Train("c0", role, start.personal["c0"], calibrate=False)
+    return ClientHost(who, net), round_of(start, todo), Train("c0", role.duty, start.personal["c0"], calibrate=False)
 
 
 def upload(role: Role, privacy: Privacy) -> tuple[Upload, Tensors]:

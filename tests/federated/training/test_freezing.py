@@ -55,7 +55,7 @@ def test_frozen_layers_and_their_statistics_do_not_move(freeze: int) -> None:
     shared = {name: tensor for name, tensor in before.items() if name in names.shared}
     personal = {name: tensor for name, tensor in before.items() if name in names.personal}
     round_ = Round(0, 1, method, shared, lr=0.1, batch_size=4, local_epochs=1, freeze=freeze)
-    upload = local_update(net, client("c", Role.ST, 8, 0), round_, Train("c", Role.ST, personal, calibrate=False))
+    upload = local_update(net, client("c", Role.ST, 8, 0), round_, Train("c", Role.ST.duty, personal, calibrate=False))
     after = upload.shared | upload.personal
     same = {name for name, tensor in before.items() if torch.equal(tensor, after[name])}
     assert same == (

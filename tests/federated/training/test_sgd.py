@@ -12,7 +12,7 @@ from fedrbn.federated.objectives import Standard
 from fedrbn.federated.training.affine import AffineMap, AffineTraining, check_memory
 from fedrbn.federated.training.free import Free
 from fedrbn.federated.training.meta import Meta
-from fedrbn.federated.training.sgd import Batch
+from fedrbn.federated.training.sgd import Batch, LocalTask
 from fedrbn.nets.dual_bn import DualNet, single
 
 
@@ -56,7 +56,7 @@ def test_the_meta_step_on_a_quadratic() -> None:
     """
     net = linear([[2.0]])
     given = [batch(0.0), batch(1.0), batch(1.0), batch(0.0)]
-    memory, loss = Meta(inner=0.5)(net, given, Quadratic(), lr=0.25, memory={}, generator=random())
+    memory, loss = Meta(inner=0.5)(net, given, LocalTask(Quadratic(), 0.25, random()))
     assert weight_of(net).item() == 1.625
     assert loss == (0 + 1.125) / 2
     assert memory == {}
@@ -65,7 +65,7 @@ def test_the_meta_step_on_a_quadratic() -> None:
 def test_a_batch_without_a_partner_adapts_and_trains() -> None:
     """a = 0, w = 2: adapt 2 − ½ · 2 = 1, gradient 1, w = 2 − ¼ = 1.75."""
     net = linear([[2.0]])
-    Meta(inner=0.5)(net, [batch(0.0)], Quadratic(), lr=0.25, memory={}, generator=random())
+    Meta(inner=0.5)(net, [batch(0.0)], LocalTask(Quadratic(), 0.25, random()))
     assert weight_of(net).item() == 1.75
 
 
@@ -78,7 +78,7 @@ def test_free_at_carries_the_noise_over_replays_and_batches_and_takes_a_step_in_
     net = linear([[0.0], [2.0]])
     net.network.register_forward_pre_hook(lambda _, args: seen.append(args[0].flatten().tolist()))
     free = Free(eps=0.25, replays=2)
-    memory, _ = free(net, [batch(0.5, 0.25), batch(0.0)], Standard(), lr=0.0, memory={}, generator=random())
+    memory, _ = free(net, [batch(0.5, 0.25), batch(0.0)], LocalTask(Standard(), 0.0, random()))
     assert seen == [[0.5, 0.25], [0.75, 0.5], [0.25], [0.25]]
     assert memory["noise"].flatten().tolist() == [0.25, 0.25]
 
@@ -87,9 +87,7 @@ def test_free_at_goes_on_with_the_noise_of_the_round_before_and_grows_it_for_lar
     """The first slot has −ε; the gradient is upwards, so it goes to 0; the new slot starts at 0 and goes to ε."""
     remembered = {"noise": torch.tensor([[-0.25]])}
     free = Free(eps=0.25, replays=1)
-    memory, _ = free(
-        linear([[0.0], [2.0]]), [batch(0.5, 0.5)], Standard(), lr=0.0, memory=remembered, generator=random()
-    )
+    memory, _ = free(linear([[0.0], [2.0]]), [batch(0.5, 0.5)], LocalTask(Standard(), 0.0, random(), remembered))
     assert memory["noise"].flatten().tolist() == [0.0, 0.25]
     assert remembered["noise"].tolist() == [[-0.25]], "what was remembered is not changed"
 
@@ -98,7 +96,7 @@ def test_free_at_clips_pixels_to_the_box_and_not_the_noise() -> None:
     seen: list[float] = []
     net = linear([[0.0], [2.0]])
     net.network.register_forward_pre_hook(lambda _, args: seen.append(args[0].item()))
-    memory, _ = Free(0.25, replays=2)(net, [batch(0.9)], Standard(), lr=0.0, memory={}, generator=random())
+    memory, _ = Free(0.25, replays=2)(net, [batch(0.9)], LocalTask(Standard(), 0.0, random()))
     assert seen == pytest.approx([0.9, 1.0])
     assert memory["noise"].item() == 0.25
 
@@ -110,7 +108,7 @@ def test_each_replay_of_free_at_is_a_step_of_the_weights() -> None:
     the second: ½ + 0.26894 = 0.76894.
     """
     net = linear([[0.0], [0.0]])
-    Free(eps=0.0, replays=2)(net, [batch(1.0)], Standard(), lr=1.0, memory={}, generator=random())
+    Free(eps=0.0, replays=2)(net, [batch(1.0)], LocalTask(Standard(), 1.0, random()))
     torch.testing.assert_close(weight_of(net), torch.tensor([[0.7689414], [-0.7689414]]))
 
 
@@ -162,12 +160,12 @@ def test_fedrob_climbs_at_least_once() -> None:
 def test_fedrob_starts_at_the_identity_and_remembers_the_map() -> None:
     x, y = torch.tensor(PIXELS, dtype=torch.float32), torch.tensor(LABELS)
     kept, _ = AffineTraining(0.1, gamma=0.0, steps=1)(
-        linear(WEIGHT.tolist()), [(x, y)], Standard(), lr=0.0, memory={}, generator=random()
+        linear(WEIGHT.tolist()), [(x, y)], LocalTask(Standard(), 0.0, random())
     )
     up, _ = by_hand(np.eye(3), np.zeros(3))
     np.testing.assert_allclose(kept["matrix"].numpy(), np.eye(3) + 0.1 * up, rtol=1e-5)
     again, _ = AffineTraining(0.1, gamma=0.0, steps=1)(
-        linear(WEIGHT.tolist()), [(x, y)], Standard(), lr=0.0, memory=kept, generator=random()
+        linear(WEIGHT.tolist()), [(x, y)], LocalTask(Standard(), 0.0, random(), kept)
     )
     farther = by_hand(kept["matrix"].double().numpy(), kept["shift"].double().numpy())[0]
     np.testing.assert_allclose(again["matrix"].numpy(), kept["matrix"].numpy() + 0.1 * farther, rtol=1e-5)
@@ -181,7 +179,7 @@ def test_fedrobs_weights_descend_on_the_shifted_images_alone() -> None:
     x, y = torch.tensor(PIXELS, dtype=torch.float32), torch.tensor(LABELS)
     net = linear(WEIGHT.tolist())
     training = AffineTraining(rate=0.1, gamma=1.0, steps=1)
-    _, loss = training(net, [(x, y)], Standard(), lr=0.5, memory={}, generator=random())
+    _, loss = training(net, [(x, y)], LocalTask(Standard(), 0.5, random()))
     up, right = by_hand(np.eye(3), np.zeros(3))
     shifted = PIXELS @ (np.eye(3) + 0.1 * up).T + 0.1 * right
     assert ((shifted > 0) & (shifted < 1)).all()

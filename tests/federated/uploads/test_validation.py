@@ -34,7 +34,7 @@ WEIGHT, VARIANCE, MEAN = "network.1.weight", "network.2.noised.running_var", "ne
 
 
 def real(client: str) -> Upload:
-    job = Train(client, WHO[client].role, START.personal[client], calibrate=False)
+    job = Train(client, WHO[client].role.duty, START.personal[client], calibrate=False)
     (upload,) = serial(PLACE)(round_of(START, PLAN), [job])
     assert isinstance(upload, Upload)
     return upload

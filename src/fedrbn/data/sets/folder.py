@@ -1,4 +1,4 @@
-"""Image files in memory: any folder `root/<domain>/<class>/*.jpg|jpeg|png`.
+"""Image files in memory: any folder `root/<domain>/<class>/*.jpg|jpeg|png|webp`.
 
 A domain that holds exactly the folders `train` and `test`, each with class folders, is split as given; any other is
 split 80/20 within each class, always the same way.
@@ -7,7 +7,9 @@ split 80/20 within each class, always the same way.
 from __future__ import annotations
 
 import io
+import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,20 +34,23 @@ _MOST_THREADS = 8
 """Each may hold one of the largest images: 150 MB."""
 TEST_SHARE = 0.2
 SPLIT_SEED = 0
-SUFFIXES = {".jpg", ".jpeg", ".png"}
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 
 
 def image_folder(root: Path, image_size: int | None = None) -> DataSet:
-    """The domains below `root` in alphabetical order, every image squeezed to image_size x image_size (256)."""
+    """The domains below `root` in alphabetical order, every image squeezed to image_size x image_size (256).
+
+    Files that are no images, or not where images should be, are left out; the data set's remarks say how many.
+    """
     parts = parts_of(root)
     classes = _class_names(parts)
     domains = tuple(_domain(folders, domain.name, classes, image_size or SIZE) for domain, folders in parts.items())
-    return DataSet(root.resolve().name, domains, classes)
+    return DataSet(root.resolve().name, domains, classes, remarks=_counted(ignored_files(root, parts)))
 
 
 def decode(source: Path | bytes, name: str, size: int | None) -> NDArray[np.uint8]:
-    """One JPEG or PNG as uint8 RGB [height, width, 3], squeezed to size x size unless that is None; errors name it."""
+    """A JPEG, PNG or WebP as uint8 RGB [height, width, 3], squeezed to size x size unless None; errors name it."""
     with _only_errors():
         return _decoded(source, name, size)
 
@@ -80,9 +85,9 @@ def _decoded(source: Path | bytes, name: str, size: int | None) -> NDArray[np.ui
     if isinstance(source, Path) and not is_regular(source):
         raise DataError(f"got {name}, which is not a file; expected a JPEG or PNG. Remove or replace it.")
     try:
-        # Only these two decoders: a file is what its content says, and Pillow knows formats that run programs.
+        # Only these three decoders: a file is what its content says, and Pillow knows formats that run programs.
         file = source if isinstance(source, Path) else io.BytesIO(source)
-        with Image.open(file, formats=("JPEG", "PNG")) as image:
+        with Image.open(file, formats=("JPEG", "PNG", "WEBP")) as image:
             _check_header(image, name)
             colour = image.convert("RGB")
             square = colour if size is None else colour.resize((size, size), Image.Resampling.BILINEAR)
@@ -91,7 +96,9 @@ def _decoded(source: Path | bytes, name: str, size: int | None) -> NDArray[np.ui
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(name, str(error)) from error
     except UnidentifiedImageError as error:
-        raise DataError(f"got {name}, which is no JPEG or PNG; expected an image. Remove or replace it.") from error
+        raise DataError(
+            f"got {name}, which is no JPEG, PNG or WebP; expected an image. Remove or replace it."
+        ) from error
     except Exception as error:  # Pillow's parsers let a broken file fail in many ways: SyntaxError, struct.error, …
         raise DataError(
             f"got {name}, which cannot be decoded ({error}); expected a whole image. Replace it."
@@ -122,7 +129,7 @@ def _too_large(name: str, size: str) -> _Refused:
     return _Refused(f"got {name}: {size}; expected at most {MOST_PIXELS:,} pixels. Reduce or remove it.")
 
 
-_LAYOUT = "<root>/<domain>/<class>/*.jpg|jpeg|png, or <root>/<domain>/train|test/<class>/*"
+_LAYOUT = "<root>/<domain>/<class>/*.jpg|jpeg|png|webp, or <root>/<domain>/train|test/<class>/*"
 
 
 def subfolders(root: Path) -> list[Path]:
@@ -135,6 +142,35 @@ def image_files(folder: Path) -> list[Path]:
     return sorted(
         path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     )
+
+
+def ignored_files(root: Path, parts: dict[Path, tuple[Path, ...]]) -> list[tuple[str, str]]:
+    """Every file below `root` that is not read as an image, and why."""
+    classes = {path for folders in parts.values() for folder in folders for path in subfolders(folder)}
+    ignored = []
+    for place, _, names in os.walk(root):
+        folder = Path(place)
+        for name in sorted(names):
+            path = (folder / name).relative_to(root)
+            if any(part.startswith(".") for part in path.parts):
+                ignored.append((path.as_posix(), "hidden"))
+            elif folder not in classes:
+                ignored.append((path.as_posix(), "not directly in a class folder"))
+            elif path.suffix.lower() not in SUFFIXES:
+                ignored.append(
+                    (path.as_posix(), f"with the suffix {path.suffix}" if path.suffix else "without a suffix")
+                )
+    return sorted(ignored)
+
+
+def _counted(ignored: list[tuple[str, str]]) -> tuple[str, ...]:
+    """How many files were ignored, by reason, in a line; nothing where none was."""
+    if not ignored:
+        return ()
+    reasons = Counter(reason for _, reason in ignored)
+    listed = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    files, known = "file" if len(ignored) == 1 else "files", ", ".join(SUFFIXES)
+    return (f"{len(ignored)} {files} ignored (images are {known}): {listed}; fedrbn data check lists them",)
 
 
 def parts_of(root: Path) -> dict[Path, tuple[Path, ...]]:
@@ -161,7 +197,10 @@ def _class_names(domains: dict[Path, tuple[Path, ...]]) -> tuple[str, ...]:
                 f"{_LAYOUT}. Check the spelling, or make an empty folder for a class that this domain lacks."
             )
     if not every:
-        raise DataError(f"got {next(iter(domains)).parent} without class folders; expected {_LAYOUT}.")
+        raise DataError(
+            f"got {next(iter(domains)).parent} without class folders; expected {_LAYOUT}. Put the folders of the "
+            "classes into a folder for their domain, also if there is one domain only."
+        )
     return tuple(every)
 
 

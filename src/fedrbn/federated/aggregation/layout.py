@@ -32,7 +32,7 @@ class Layout:
     personal: frozenset[str]
     """Kept for each client. Counts of batches and other integers are here: they are never averaged."""
     noised: frozenset[str]
-    """On the noised branch of a dual network, shared or personal: only AT users change and upload them."""
+    """BN_a of a dual network, shared or personal: only AT users change and upload them."""
     batch_norms: tuple[BNNames, ...]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from torch import Tensor
 
-from fedrbn.types import Tensors
+from fedrbn.types import Role, Tensors
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,10 @@ class Contribution:
     client: str
     tensors: Tensors
     weight: float
-    adversarial_loss: float | None = None
-    """The client's mean training loss, if it trained adversarially."""
+    """Its number of samples, as far as that is believed."""
+    role: Role = Role.ST
+    loss: float | None = None
+    """The client's mean training loss, if it is known."""
 
 
 Aggregate: TypeAlias = Callable[[Tensors, Iterable[Contribution]], Tensors]
@@ -41,6 +43,20 @@ def mean(shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
             else:
                 average[name].lerp_(tensor, contribution.weight / total[name])
     return {name: average.get(name, tensor) for name, tensor in shared.items()}
+
+
+@dataclass(frozen=True)
+class RoleMean:
+    """The mean in which an upload of an AT user counts `at_weight` times as much as its samples say."""
+
+    at_weight: float
+
+    def __call__(self, shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
+        """See `Aggregate`."""
+        return mean(shared, (self._weighed(contribution) for contribution in contributions))
+
+    def _weighed(self, one: Contribution) -> Contribution:
+        return replace(one, weight=one.weight * self.at_weight) if one.role is Role.AT else one
 
 
 def carried(weights: Tensors, velocity: Tensors, beta: float) -> Tensors:

@@ -8,7 +8,7 @@
     GeometricMedian   < half of the weight          one chunk, n × n distances, two models     2
 
 Uploads wait on disk (`spool`) and come back in chunks, so memory does not grow with clients × weights. A tensor that
-only some clients send (the noised branch, which ST users do not have) is aggregated among those: Krum and the geometric
+only some clients send (BN_a, which ST users do not have) is aggregated among those: Krum and the geometric
 median treat each group of names with the same senders as a model of its own. A name nobody sent keeps its value.
 
 Weights are numbers of samples, which are claims: a claim counts for at most twice the median one. So with equal honest

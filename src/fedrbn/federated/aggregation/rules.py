@@ -9,8 +9,8 @@ from fedrbn.builtin.aggregation import RULES
 from fedrbn.config import Experiment, TrainConfig, plugins
 from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import Local
-from fedrbn.federated.aggregation.mean import Aggregate, mean
-from fedrbn.federated.aggregation.robust import Krum, TrimmedMean
+from fedrbn.federated.aggregation.mean import Aggregate, RoleMean, mean
+from fedrbn.federated.aggregation.robust import Krum
 from fedrbn.federated.aggregation.slack import Slack
 from fedrbn.federated.methods import Method
 from fedrbn.federated.privacy.mechanism import Mechanism, PrivateMean
@@ -22,8 +22,9 @@ def aggregation(experiment: Experiment, method: Method, clients: int) -> Aggrega
     if private.update_at == "server" and private.update_noise is not None:
         return _private_mean(experiment, method)
     rule = _rule(experiment.train)
-    if isinstance(rule, Krum | TrimmedMean):
-        rule.check(clients)
+    check = getattr(rule, "check", None)  # of rules that need so many clients
+    if check is not None:
+        check(clients)
     return rule
 
 
@@ -42,11 +43,8 @@ def _rule(train: TrainConfig) -> Aggregate:
     if not plugins.is_reference(name):
         raise plugins.unknown("train.aggregation", name, RULES)
     found = plugins.resolve(name)
-    if not callable(found):
-        raise ConfigError(
-            f"got train.aggregation {name!r}, which is {type(found).__name__}; expected a function "
-            "(shared, contributions) -> shared."
-        )
+    if not plugins.accepts(found, 2):
+        raise ConfigError(plugins.wrong_signature("aggregation", name, found))
     return cast(Aggregate, found)
 
 
@@ -67,14 +65,14 @@ def _given(settings: dict[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def sample_mean() -> Aggregate:
-    """The mean, weighted by samples."""
-    return mean
+def sample_mean(at_weight: float = 1.0) -> Aggregate:
+    """The mean, weighted by samples; those of AT users count `at_weight` times."""
+    return mean if at_weight == 1 else RoleMean(at_weight)
 
 
-def slack_mean(slack: float | None = None, slack_share: float | None = None) -> Slack:
+def slack_mean(slack: float = 1 / 6, slack_share: float = 0.2) -> Slack:
     """SFAT's mean."""
-    return Slack(**_given({"alpha": slack, "share": slack_share}))
+    return Slack(slack, slack_share)
 
 
 def krum(malicious: float = 0.2) -> Krum:
@@ -93,6 +91,12 @@ def _private_mean(experiment: Experiment, method: Method) -> Aggregate:
         raise ConfigError(
             f"got privacy.update_at = 'server' with train.aggregation = {experiment.train.aggregation!r}; expected "
             "'mean', whose sensitivity to one client is known. Choose it, or privacy.update_at = 'client'."
+        )
+    if experiment.train.at_weight is not None:
+        raise ConfigError(
+            f"got privacy.update_at = 'server' with train.at_weight = {experiment.train.at_weight:g}; expected no "
+            "weights, because the noise is for clients that all count the same. Leave at_weight out, or choose "
+            "privacy.update_at = 'client'."
         )
     if method.local not in {Local.STATISTICS, Local.BATCH_NORM}:
         raise ConfigError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.mean import Contribution, mean
 from fedrbn.federated.aggregation.spool import spooled
-from fedrbn.types import Tensors
+from fedrbn.types import Role, Tensors
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Slack:
     def __call__(self, shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
         """See `Aggregate`."""
         with spooled(contributions) as spool:
-            factors = self.factors([contribution.adversarial_loss for contribution in spool.waiting])
+            factors = self.factors([one.loss if one.role is Role.AT else None for one in spool.waiting])
             everybody = spool.contributions(range(len(factors)))
             return mean(
                 shared, (replace(one, weight=one.weight * by) for one, by in zip(everybody, factors, strict=True))

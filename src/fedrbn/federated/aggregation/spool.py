@@ -22,7 +22,7 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Group:
-    """Names that the same clients sent: all send θ, but only AT users send what lies on the noised branch."""
+    """Names that the same clients sent: all send θ, but only AT users send BN_a."""
 
     names: tuple[str, ...]
     senders: tuple[int, ...]

@@ -11,18 +11,24 @@ import copy
 import math
 import multiprocessing.connection
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing as mp
+from torch import nn
 
 from fedrbn.errors import FederationError
-from fedrbn.federated.executors.serial import ClientHost, perform
+from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.shared_memory import BorrowedBuffers, Returned, SharedBuffers, packed, share, unpacked
+from fedrbn.federated.executors.together import Group, Together, Whole, perform_all
 from fedrbn.federated.protocol import Execute, Failure, Job, Result, Round
 from fedrbn.hardware import keep_memory
 
@@ -41,29 +47,70 @@ def processes(host: ClientHost, workers: int) -> Iterator[Execute]:
     try:
         for worker in pool:
             worker.start()
-        yield lambda round_, jobs: _dispatch(pool, buffers, round_, jobs)
+        together = Together(host)
+        yield lambda round_, jobs: _dispatch(pool, buffers, together, round_, jobs)
     finally:
         for worker in pool:
             worker.stop()
 
 
-def _dispatch(pool: Sequence[_Worker], buffers: SharedBuffers, round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
-    """One job at a time to each worker; whoever is done gets the next."""
+def unsendable(*parts: object) -> str | None:
+    """Why a worker process could not be given these objects; None if it can.
+
+    Classes and functions travel by name. One that was made inside a function has none that can be imported, and what a
+    notebook or a prompt defines is known there only.
+    """
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    prompt = script is None or not Path(script).is_file()
+    for code in _code_of(list(parts)):
+        if "<locals>" in code.__qualname__:
+            return f"{code.__qualname__}, which is defined inside a function"
+        if prompt and code.__module__ == "__main__":
+            return f"{code.__qualname__}, which is defined in a notebook or at a prompt"
+    return None
+
+
+def _code_of(waiting: list[object]) -> Iterator[type | FunctionType]:
+    """The classes and functions that these objects are made of: networks, dataclasses and what they hold."""
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, torch.Tensor):
+            continue
+        seen.add(id(value))
+        if isinstance(value, type | FunctionType):
+            yield value
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, nn.Module) or is_dataclass(value):
+            waiting += [type(value), *vars(value).values()]
+        elif isinstance(value, partial):
+            waiting += [value.func, value.args, value.keywords]
+
+
+def _dispatch(
+    pool: Sequence[_Worker], buffers: SharedBuffers, together: Together, round_: Round, jobs: Iterable[Job]
+) -> Iterator[Result]:
+    """One group of jobs at a time to each worker; whoever is done gets the next."""
     for worker in pool:
         worker.drop()  # a round that was abandoned: its late answers must not be taken for answers to this one
     buffers.take_back()  # so nobody looks at the weights of an earlier round any more
     round_ = replace(round_, shared=buffers.put(round_.shared).views() if round_.shared else {})
-    waiting = iter(jobs)
-    for worker, job in zip(pool, waiting, strict=False):
-        worker.take(_Task(round_, job))
+    whole = Whole(jobs)
+    waiting = together.grouped(round_, whole)
+    for worker, group in zip(pool, waiting, strict=False):
+        worker.take(_Task(round_, group))
     while busy := [worker for worker in pool if worker.task is not None]:
         for worker in _with_news(busy):
-            result = worker.news()
-            if result is not None:
+            task, results = worker.task, worker.news()
+            if task is not None and results is not None:
                 following = next(waiting, None)
                 if following is not None:
                     worker.take(_Task(round_, following))
-                yield result
+                parts = zip(task.group, results, strict=True)
+                yield from (found for part, result in parts if (found := whole.whole(part, result)) is not None)
 
 
 def _with_news(busy: Sequence[_Worker]) -> list[_Worker]:
@@ -81,18 +128,21 @@ _HELLO = "ready"
 _STARTUP_SECONDS = 60.0
 """Where jobs have a deadline, starting a worker has one too: so much more than a job's. It takes two seconds."""
 
+_NOT_WRITTEN = (AttributeError, TypeError)
+"""How Python refuses to write an object for another process."""
+
 _ATTEMPTS = 2
 """A job during which the worker dies is done once more; a worker that cannot start is started once more."""
 
 
 class _Task(NamedTuple):
-    """A job and the round it belongs to."""
+    """Jobs that are done together and the round they belong to."""
 
     round: Round
-    job: Job
+    group: Group
 
-    def failed(self, cause: str) -> Failure:
-        return Failure(self.job.client, self.round.number, cause)
+    def failed(self, cause: str) -> list[Result]:
+        return [Failure(part.job.client, self.round.number, cause) for part in self.group]
 
 
 class _Worker:
@@ -123,6 +173,9 @@ class _Worker:
         except OSError as error:
             self.process = None
             raise _cannot_start(str(error)) from error
+        except _NOT_WRITTEN as error:
+            self.process = None
+            raise _cannot_send(error) from None
         finally:
             theirs.close()
 
@@ -140,7 +193,10 @@ class _Worker:
                 self.line.send(packed(task.round))
                 self.round = task.round
             self.line.send(self.borrowed.ended())
-            self.line.send(packed(task.job))
+            try:
+                self.line.send([packed(part.job) for part in task.group])
+            except _NOT_WRITTEN as error:
+                raise _cannot_send(error) from None
 
     def remaining(self) -> float:
         """Seconds until the deadline of the job, or of starting, before the worker is ready."""
@@ -149,24 +205,24 @@ class _Worker:
             return math.inf
         return (self.asked if self.ready else self.started + _STARTUP_SECONDS) + allowed - time.monotonic()
 
-    def news(self) -> Result | None:
-        """The result of the job, once there is one."""
+    def news(self) -> list[Result] | None:
+        """The results of the jobs, once they are there."""
         if self.task is None:
             return None
         if not self.line.poll():
             return self._overdue(self.task) if self.remaining() <= 0 else None
         try:
-            said = unpacked(self.line.recv(), self.borrowed)
+            said = self.line.recv()
+            results = [] if said == _HELLO else [unpacked(each, self.borrowed) for each in said]
         except (EOFError, OSError):  # OSError: it died while its tensors were being fetched
             return self._died(self.task)
         if said == _HELLO:
             self.ready, self.false_starts, self.asked = True, 0, time.monotonic()
             return None
         self.task = None
-        answer: Result = said
-        return answer
+        return results
 
-    def _overdue(self, task: _Task) -> Failure | None:
+    def _overdue(self, task: _Task) -> list[Result] | None:
         if not self.ready:
             return self._lost(task, "it was not ready in time")
         self.drop()
@@ -175,11 +231,11 @@ class _Worker:
             "is slow: allow more time with faults.deadline_seconds."
         )
 
-    def _died(self, task: _Task) -> Failure | None:
+    def _died(self, task: _Task) -> list[Result] | None:
         self.process.join(timeout=5)
         return self._lost(task, f"exit code {self.process.exitcode}")
 
-    def _lost(self, task: _Task, end: str) -> Failure | None:
+    def _lost(self, task: _Task, end: str) -> list[Result] | None:
         """Begin the job anew in a new process, unless that has been tried often enough."""
         self.kill()
         if self.ready:
@@ -227,6 +283,13 @@ def _cannot_start(why: str) -> FederationError:
     )
 
 
+def _cannot_send(error: Exception) -> FederationError:
+    return FederationError(
+        f"got code that cannot be sent to a worker process ({error}); expected functions and classes at the top of a "
+        "module. Move it there, or use one worker: run.workers = 1."
+    )
+
+
 def _work(line: Any, host: ClientHost) -> None:
     """A worker's life: take a round, perform its jobs, until the line is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it closes the line
@@ -240,12 +303,13 @@ def _work(line: Any, host: ClientHost) -> None:
         line.send(_HELLO)
     while True:
         try:
-            message = unpacked(line.recv())
+            message = line.recv()
             if isinstance(message, Round):
                 round_ = message
             elif isinstance(message, Returned):
                 buffers.take_back(message)
             elif round_ is not None:
-                line.send(packed(perform(host, round_, message), buffers))
+                jobs = [unpacked(each) for each in message]
+                line.send([packed(result, buffers) for result in perform_all(host, round_, jobs)])
         except (EOFError, ConnectionError):  # the parent has closed the line, perhaps without waiting for the answer
             return

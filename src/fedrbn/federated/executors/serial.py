@@ -1,76 +1,29 @@
-"""Clients one after another in this process, and how one client's job is done wherever it runs.
-
-An executor is a function `(round, jobs) -> results`. A client that fails is answered for with a Failure.
-"""
+"""Clients in this process. An executor is a function `(round, jobs) -> results`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 
-import torch
-
-from fedrbn.data.samples import Client
-from fedrbn.federated.client import adapt, local_update
-from fedrbn.federated.privacy.mechanism import Privacy
-from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Job, Result, Round, Train
-from fedrbn.federated.uploads.validation import worst_layer
+from fedrbn.federated.executors.host import ClientHost
+from fedrbn.federated.executors.together import Together, Whole, perform_all
+from fedrbn.federated.protocol import Execute, Job, Result, Round
 from fedrbn.hardware import kept_memory, one_thread
-from fedrbn.nets.dual_bn import DualNet
-from fedrbn.nets.state import load
-from fedrbn.randomness import derive, generator
-from fedrbn.types import Tensors
-
-
-@dataclass(frozen=True)
-class ClientHost:
-    """What it takes to run clients: their data and a network to work in, whose weights each job overwrites."""
-
-    clients: dict[str, Client]
-    net: DualNet
-    store: Path | None = None
-    """Where clients keep what a method has to remember from round to round; see `federated.memory`."""
-    privacy: Privacy = field(default_factory=Privacy)
-    """What clients do to their uploads before they leave."""
-
-
-def perform(host: ClientHost, round_: Round, job: Job) -> Result:
-    """Do one client's job. The network's own randomness (dropout) is seeded too, and the global state is restored."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(round_.seed, "round", round_.number, "client", job.client, "network"))
-        try:
-            if isinstance(job, Train):
-                return local_update(host.net, host.clients[job.client], round_, job, host.store, host.privacy)
-            return _evaluate(host, round_, job)
-        except (
-            Exception
-        ) as error:  # whatever goes wrong at a client, a plug-in's bug included, is for the server to judge
-            where = f" {worst_layer(host.net)}" if isinstance(error, FloatingPointError) else ""
-            return Failure(job.client, round_.number, f"{type(error).__name__}: {error}{where}")
-
-
-def _evaluate(host: ClientHost, round_: Round, job: Evaluate) -> Answers:
-    net, client = host.net.eval(), host.clients[job.client]
-    load(net, round_.shared)
-    load(net, job.personal)
-    adapt(net, client, round_)
-    samples = (client.validation if job.part == "validation" else client.test).first(job.limit)
-    correct: Tensors = {}
-    for question in job.questions:
-        correct |= question(net, samples, generator(round_.seed, "evaluate", job.part, job.client, str(question)))
-    return Answers(job.client, round_.number, correct)
 
 
 def serial(host: ClientHost) -> Execute:
-    """Clients one after another in this process."""
+    """Clients one after another in this process; evaluations of several at once, where they can be."""
+    together = Together(host)
 
     def execute(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
-        for job in jobs:
+        whole = Whole(jobs)
+        for group in together.grouped(round_, whole):
             with one_thread():
-                result = perform(host, round_, job)
-            yield result
+                results = perform_all(host, round_, [part.job for part in group])
+            for part, result in zip(group, results, strict=True):
+                complete = whole.whole(part, result)
+                if complete is not None:
+                    yield complete
 
     return execute
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from fedrbn.config import Experiment
@@ -65,8 +67,20 @@ def epsilon(releases: list[tuple[float, int]], delta: float) -> float:
         return float(accountant.get_epsilon(delta, alphas=ORDERS))
 
 
-def spending(experiment: Experiment, plan: Plan, finished: int) -> Spending | None:
-    """What the client that took part most often has spent in the first `finished` rounds; None without privacy."""
+def releases_again(experiment: Experiment) -> bool:
+    """Whether a client that is asked twice for a round releases twice: noise from the seed is the same both times."""
+    chosen = experiment.privacy
+    return bool(chosen.secret) and (chosen.statistics_noise is not None or chosen.update_noise is not None)
+
+
+def spending(
+    experiment: Experiment, plan: Plan, finished: int, repeated: Mapping[int, int] = MappingProxyType({})
+) -> Spending | None:
+    """What the client that took part most often has spent in the first `finished` rounds; None without privacy.
+
+    `repeated` says how many more times clients were asked for a round, counted from 0. Each time counts in full:
+    nobody knows which answers had left before the round was stopped.
+    """
     chosen = experiment.privacy
     if chosen.statistics_noise is None and chosen.update_noise is None:
         return None
@@ -74,8 +88,9 @@ def spending(experiment: Experiment, plan: Plan, finished: int) -> Spending | No
     steps: Counter[str] = Counter()
     for number in range(finished):
         for member in plan.schedule.sample(number):
-            taken[member.id] += 1
-            steps[member.id] += _steps(plan, member, number)
+            times = 1 + repeated.get(number, 0)
+            taken[member.id] += times
+            steps[member.id] += times * _steps(plan, member, number)
     rounds, most = max(taken.values(), default=0), max(steps.values(), default=0)
     releases: list[tuple[str, float, int]] = []
     if chosen.statistics_noise is not None:
@@ -87,9 +102,11 @@ def spending(experiment: Experiment, plan: Plan, finished: int) -> Spending | No
     return Spending(tuple(releases), chosen.delta or 1e-5)
 
 
-def privacy_record(experiment: Experiment, plan: Plan) -> dict[str, Any]:
+def privacy_record(
+    experiment: Experiment, plan: Plan, repeated: Mapping[int, int] = MappingProxyType({})
+) -> dict[str, Any]:
     """What records say of privacy: what a client has spent when all rounds are done; nothing without privacy."""
-    planned = spending(experiment, plan, plan.schedule.rounds)
+    planned = spending(experiment, plan, plan.schedule.rounds, repeated)
     return {} if planned is None else {"privacy": planned.record()}
 
 

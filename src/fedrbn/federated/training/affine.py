@@ -16,14 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedrbn.errors import ConfigError
-from fedrbn.federated.objectives import Objective, evaluating
-from fedrbn.federated.training.sgd import Batch, Losses, trained
+from fedrbn.federated.objectives import evaluating
+from fedrbn.federated.training.sgd import Batch, LocalTask, Losses, trained
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch, Stats, Tensors
 
@@ -61,34 +62,31 @@ class AffineTraining:
     """
     steps: int = 7
     """n, steps up on each batch. 7 make it cost what PGD with 7 steps costs, as T = 7.4 of the paper's table says."""
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ConfigError(f"got method.affine_steps = {self.steps}; expected at least 1. The usual number is 7.")
 
-    def __call__(
-        self,
-        net: DualNet,
-        batches: Iterable[Batch],
-        objective: Objective,  # noqa: ARG002
-        *,
-        lr: float,
-        memory: Tensors,
-        generator: Generator,  # noqa: ARG002
-    ) -> tuple[Tensors, float]:
+    @property
+    def passes(self) -> int:
+        """One for each step up, which counts as one of an attack, and one for the weights."""
+        return self.steps + 1
+
+    def __call__(self, net: DualNet, batches: Iterable[Batch], task: LocalTask) -> tuple[Tensors, float]:
         """See `Training`; remembers Λ and δ."""
-        optimizer = torch.optim.SGD(trained(net), lr=lr)
+        optimizer = torch.optim.SGD(trained(net), lr=task.lr)
         losses = Losses()
         shift: AffineMap | None = None
         for x, y in batches:
-            shift = self.climbed(net, shift or _recalled(memory, x), x, y)
+            shift = self.climbed(net, shift or _recalled(task.memory, x), x, y)
             optimizer.zero_grad()
             loss = F.cross_entropy(net(shift(x), Branch.NOISED, Stats.BATCH), y)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.add(loss.item())
             optimizer.step()
         if shift is None:
-            return memory, losses.mean()
+            return task.memory, losses.mean()
         return {"matrix": shift.matrix.cpu(), "shift": shift.shift.cpu()}, losses.mean()
 
     def climbed(self, net: DualNet, shift: AffineMap, x: Tensor, y: Tensor) -> AffineMap:

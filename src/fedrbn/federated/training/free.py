@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedrbn.errors import ConfigError
-from fedrbn.federated.objectives import Objective
-from fedrbn.federated.training.sgd import Batch, Losses, trained
+from fedrbn.federated.training.sgd import Batch, LocalTask, Losses, trained
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch, Stats, Tensors
 
@@ -34,25 +34,22 @@ class Free:
     replays: int = 4
     """m; 4 is that of the FedRBN authors' released code. The authors of Free AT recommend 8 for ε = 8/255."""
     box: tuple[float, float] = (0.0, 1.0)
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.replays < 1:
             raise ConfigError(f"got method.replays = {self.replays}; expected at least 1. Usual numbers are 4 and 8.")
 
-    def __call__(
-        self,
-        net: DualNet,
-        batches: Iterable[Batch],
-        objective: Objective,  # noqa: ARG002
-        *,
-        lr: float,
-        memory: Tensors,
-        generator: Generator,  # noqa: ARG002
-    ) -> tuple[Tensors, float]:
+    @property
+    def passes(self) -> int:
+        """One for each replay: the weights' backward pass also gives the step of the noise."""
+        return self.replays
+
+    def __call__(self, net: DualNet, batches: Iterable[Batch], task: LocalTask) -> tuple[Tensors, float]:
         """See `Training`; remembers the noise."""
-        optimizer = torch.optim.SGD(trained(net), lr=lr)
+        optimizer = torch.optim.SGD(trained(net), lr=task.lr)
         losses = Losses()
-        noise = memory.get("noise")
+        noise = task.memory.get("noise")
         for x, y in batches:
             noise = _slots(noise, x)
             mine = noise[: len(x)]  # a view: what is written here is carried over

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Generator
 
-from fedrbn.federated.objectives import Objective
-from fedrbn.federated.training.sgd import Batch, Losses, descend, gradient, trained
+from fedrbn.federated.training.sgd import Batch, LocalTask, Losses, descend, gradient, trained
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Tensors
 
@@ -27,29 +25,20 @@ class Meta:
     inner: float = 0.02
     meta: float = 0.001
 
-    def __call__(
-        self,
-        net: DualNet,
-        batches: Iterable[Batch],
-        objective: Objective,
-        *,
-        lr: float,
-        memory: Tensors,
-        generator: Generator,
-    ) -> tuple[Tensors, float]:
+    def __call__(self, net: DualNet, batches: Iterable[Batch], task: LocalTask) -> tuple[Tensors, float]:
         """See `Training`. The mean loss is that of the adapted weights."""
         weights = trained(net)
         losses = Losses()
         for first, second in _pairs(batches):
             origin = [weight.detach().clone() for weight in weights]
-            gradient(net, first, objective, generator)
+            gradient(net, first, task.objective, task.generator)
             descend(weights, self.inner)
-            losses.add(gradient(net, second, objective, generator))
+            losses.add(gradient(net, second, task.objective, task.generator))
             with torch.no_grad():
                 for weight, value in zip(weights, origin, strict=True):
                     weight.copy_(value)
-            descend(weights, lr)
-        return memory, losses.mean()
+            descend(weights, task.lr)
+        return task.memory, losses.mean()
 
 
 def _pairs(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import torch
@@ -22,20 +22,27 @@ Batch: TypeAlias = tuple[Tensor, Tensor]
 """Pixels in [0, 1] and labels."""
 
 
-class Training(Protocol):
-    """One client's local training. Only parameters with `requires_grad` are trained."""
+@dataclass(frozen=True)
+class LocalTask:
+    """What a client is to do with its batches in a round."""
 
-    def __call__(
-        self,
-        net: DualNet,
-        batches: Iterable[Batch],
-        objective: Objective,
-        *,
-        lr: float,
-        memory: Tensors,
-        generator: Generator,
-    ) -> tuple[Tensors, float]:
-        """Train `net` in place; returns (what to remember, mean loss). `memory` is what the last call returned."""
+    objective: Objective
+    """What to minimise; Free AT and FedRob have losses of their own."""
+    lr: float
+    generator: Generator
+    memory: Tensors = field(default_factory=dict)
+    """What the client's last call returned."""
+
+
+class Training(Protocol):
+    """One client's local training. Only parameters with `requires_grad` are trained.
+
+    It may say more of itself: `remembers` (True if what it returns is needed in the next round), and `passes` over each
+    image, forward and backward, if they are not those of the objective: the paper's count of its cost.
+    """
+
+    def __call__(self, net: DualNet, batches: Iterable[Batch], task: LocalTask) -> tuple[Tensors, float]:
+        """Train `net` in place; returns (what to remember, mean loss)."""
         ...
 
 
@@ -45,28 +52,19 @@ class Sgd:
 
     proximal: float = 0.0
 
-    def __call__(
-        self,
-        net: DualNet,
-        batches: Iterable[Batch],
-        objective: Objective,
-        *,
-        lr: float,
-        memory: Tensors,
-        generator: Generator,
-    ) -> tuple[Tensors, float]:
+    def __call__(self, net: DualNet, batches: Iterable[Batch], task: LocalTask) -> tuple[Tensors, float]:
         """See `Training`."""
         weights = trained(net)
         start = [weight.detach().clone() for weight in weights] if self.proximal else []
         losses = Losses()
         for batch in batches:
-            losses.add(gradient(net, batch, objective, generator))
+            losses.add(gradient(net, batch, task.objective, task.generator))
             with torch.no_grad():
                 for weight, origin in zip(weights, start, strict=False):
                     if weight.grad is not None:
                         weight.grad.add_(weight - origin, alpha=self.proximal)
-            descend(weights, lr)
-        return memory, losses.mean()
+            descend(weights, task.lr)
+        return task.memory, losses.mean()
 
 
 class Losses:

@@ -13,7 +13,7 @@ from fedrbn.errors import FederationError, UploadError
 from fedrbn.federated.aggregation.mean import Contribution
 from fedrbn.federated.protocol import Failure, Result, Upload
 from fedrbn.federated.uploads.validation import Movement, UploadCheck, malformed
-from fedrbn.types import Role, Tensors
+from fedrbn.types import Tensors
 
 _SHOWN = 3
 
@@ -31,7 +31,7 @@ class TooFewClientsError(FederationError):
         super().__init__(
             f"{shortage} in round {number + 1} (faults.min_clients).\n  "
             + "\n  ".join(causes)
-            + f"\nMend the cause, then go on from the state after round {number} with fedrbn run --resume; "
+            + f"\nFix the cause, then resume from round {number} with fedrbn run --resume; "
             "faults.on_too_few = 'wait' keeps asking instead."
         )
 
@@ -74,8 +74,8 @@ class UploadCollector:
                 continue
             self.personal[result.client] = result.personal
             self.metrics[result.client] = result.metrics
-            loss = result.metrics["loss"] if check.member.role is Role.AT else None
-            yield Contribution(result.client, result.shared, float(result.samples), loss)
+            weight, role = float(result.samples), check.member.role
+            yield Contribution(result.client, result.shared, weight, role, result.metrics["loss"])
 
     def _refuse(self, client: str, cause: str) -> None:
         self._note(Failure(client, self.number, cause))

@@ -1,0 +1,56 @@
+"""fedrbn new: a method, attack, aggregation rule, network or data set of one's own, to start from."""
+
+from __future__ import annotations
+
+import keyword
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import typer
+
+from fedrbn.cli.output import say
+
+Kind = Literal["method", "attack", "aggregation", "network", "data"]
+
+USES: dict[Kind, str] = {
+    "method": "fedrbn run --method {0}:{0}",
+    "attack": "fedrbn run --set attack.name={0}:{0}, or fedrbn evaluate DIR --attacks {0}:{0}",
+    "aggregation": "fedrbn run --set train.aggregation={0}:{0}",
+    "network": "fedrbn run --set model.name={0}:{0}",
+    "data": "fedrbn run --data {0}:{0}",
+}
+"""How each kind is named in settings, from the folder that holds its file."""
+
+
+def new(
+    kind: Annotated[Kind, typer.Argument(help=f"{', '.join(get_args(Kind))}.")],
+    name: Annotated[str, typer.Argument(help="Of the file NAME.py and of the object in it.")],
+    folder: Annotated[Path, typer.Option(help="Where the files are written.")] = Path(),
+) -> None:
+    """Write a complete example of one's own, NAME.py, with its test, test_NAME.py; change it to what you need."""
+    from fedrbn.errors import ConfigError
+    from fedrbn.files import write_atomically
+
+    if not name.isidentifier() or keyword.iskeyword(name):
+        fitting = "".join(c if c.isalnum() else "_" for c in name)
+        guess = f" Did you mean {fitting}?" if fitting.isidentifier() else ""
+        raise ConfigError(f"got the name {name!r}; expected one of letters, digits and underscores.{guess}")
+    texts = skeleton(kind, name)
+    for file in texts:
+        if (folder / file).exists():
+            raise ConfigError(f"got {folder / file}, which is there already; expected a new name. Choose another.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        write_atomically(folder / file, text.encode())
+    say(f"wrote {' and '.join(str(folder / file) for file in texts)}")
+    say(f"use it: {USES[kind].format(name)}\ntest it: pytest {folder / f'test_{name}.py'}")
+
+
+def skeleton(kind: Kind, name: str) -> dict[str, str]:
+    """The files of a new object of this kind, by their names."""
+    templates = files("fedrbn.cli") / "templates"
+    sources = {f"{name}.py": f"{kind}.py.txt", f"test_{name}.py": f"test_{kind}.py.txt"}
+    return {
+        file: (templates / source).read_text(encoding="utf-8").replace("NAME", name) for file, source in sources.items()
+    }

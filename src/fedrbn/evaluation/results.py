@@ -1,0 +1,88 @@
+"""Results as Python users hold them: values by name, a table in a notebook, a pandas DataFrame on request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedrbn.errors import EvaluationError
+from fedrbn.evaluation.records import EvaluationRecord
+from fedrbn.evaluation.tables import comparison_table, evaluation_table
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Evaluation(dict[str, Any]):
+    """The record of an evaluation as JSON values: `evaluation["mean"]["ra"]`. A notebook shows it as a table."""
+
+    @property
+    def record(self) -> EvaluationRecord:
+        """The same record with checked types."""
+        return EvaluationRecord.from_json(self)
+
+    def _repr_html_(self) -> str:
+        return html(evaluation_table(self.record))
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row per client: domain, role, the branch that predicts, and every measured accuracy."""
+        return _pandas().DataFrame.from_dict(self["users"], orient="index").rename_axis("client")
+
+
+@dataclass(frozen=True)
+class MethodComparison:
+    """Evaluations of several methods or settings on the same federation, a list with one entry per seed for each."""
+
+    rows: Mapping[str, Sequence[Evaluation]]
+
+    def __getitem__(self, row: str) -> Sequence[Evaluation]:
+        """The evaluations of one row."""
+        return self.rows[row]
+
+    def table(self) -> Table:
+        """The table that `fedrbn compare` prints."""
+        return comparison_table({row: [one.record for one in found] for row, found in self.rows.items()})
+
+    def __str__(self) -> str:
+        return text(self.table())
+
+    def _repr_html_(self) -> str:
+        return html(self.table())
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row per method or setting and seed, one column per mean accuracy."""
+        values = [{"row": row, "seed": one["seed"], **one["mean"]} for row, found in self.rows.items() for one in found]
+        return _pandas().DataFrame(values).set_index(["row", "seed"])
+
+
+def html(table: Table) -> str:
+    """A table as HTML: title, header, rows and caption."""
+    head = "".join(f"<th>{escape(str(column.header))}</th>" for column in table.columns)
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    title = f"<p><b>{escape(str(table.title))}</b></p>" if table.title else ""
+    below = f"<p>{escape(str(table.caption))}</p>" if table.caption else ""
+    return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+
+def text(table: Table, width: int = 140) -> str:
+    """A table as plain text."""
+    page = Console(file=StringIO(), width=width, markup=False, emoji=False)
+    page.print(table)
+    return page.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def _pandas() -> Any:
+    try:
+        import pandas  # noqa: PLC0415  (nothing else needs it)
+    except ImportError:
+        raise EvaluationError(
+            "got to_frame() without pandas; expected it to be installed. Install it: pip install pandas"
+        ) from None
+    return pandas

@@ -1,0 +1,178 @@
+"""Which clients' evaluations are done together, and putting each client's answers together again.
+
+Clients that share all but batch norm are asked in groups, one question at a time (`lockstep`); a network whose rows
+cannot share a pass, a client that adapts first, and a question about many images are done client by client as ever.
+The groups depend on the jobs alone, not on who does them: so every executor gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from fedrbn.data.samples import Samples
+from fedrbn.federated.executors.host import ClientHost, answers, failure, network_seed, perform, samples_of
+from fedrbn.federated.executors.lockstep import ROWS, LockstepTask, in_lockstep
+from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Network, Question, Result, Round
+from fedrbn.nets.joint import separable
+from fedrbn.nets.state import batch_norms, load, tensors
+from fedrbn.types import Tensors
+
+GROUP = 2 * ROWS
+"""Images of a group of clients, so that passes are full while some images leave, and all cores have groups to do."""
+
+
+class JobPart(NamedTuple):
+    """A job, or the part of an evaluation that is done in one go."""
+
+    number: int
+    """Of the job it belongs to."""
+    place: int
+    """Of its first question among those of the job."""
+    job: Job
+
+
+Group: TypeAlias = tuple[JobPart, ...]
+"""Parts that are done together."""
+
+
+class Together:
+    """How the jobs of a host's clients are grouped."""
+
+    def __init__(self, host: ClientHost) -> None:
+        self._host = host
+        self._separable: bool | None = None
+        names = batch_norms(host.net)
+        self._personal = {n for each in names for n in (*each.statistics, each.count, *each.affine)}
+        self._shapes = {name: tensor.shape for name, tensor in tensors(host.net).items()}
+
+    def grouped(self, round_: Round, jobs: Iterable[Job]) -> Iterator[Group]:
+        """All jobs in parts: training at once and one by one, evaluations once all of them are known."""
+        alone: list[Group] = []
+        together: dict[int, list[tuple[JobPart, int]]] = defaultdict(list)
+        for number, job in enumerate(jobs):
+            if not (isinstance(job, Evaluate) and job.questions):
+                yield (JobPart(number, 0, job),)
+                continue
+            for part, images in _parts(number, job, self._images(round_, job)):
+                if images is None:
+                    alone.append((part,))
+                else:
+                    together[part.place].append((part, images))
+        found = [*alone, *(group for parts in together.values() for group in _cut(parts))]
+        yield from sorted(found, key=lambda group: (group[-1].number, group[-1].place))  # clients finish one by one
+
+    def _images(self, round_: Round, job: Evaluate) -> int | None:
+        """How many images a client has that can be evaluated together with others; None for one that cannot."""
+        client = self._host.clients.get(job.client)
+        shared = all(n in self._personal and self._shapes[n] == value.shape for n, value in job.personal.items())
+        if client is None or not shared or round_.method.adaptation is not None:
+            return None
+        samples = samples_of(client, job)
+        if self._separable is None and len(samples):
+            self._separable = self._tried(samples)
+        return len(samples) if self._separable else None
+
+    def _tried(self, samples: Samples) -> bool:
+        """Whether rows can share a pass; on an accelerator gradients are computed by a thread that must not wait."""
+        net = self._host.net
+        if net.device.type != "cpu":
+            return False
+        with torch.random.fork_rng(devices=[]):
+            return separable(net.eval(), samples.pixels(slice(0, 3))[0])
+
+
+def _parts(number: int, job: Evaluate, images: int | None) -> Iterator[tuple[JobPart, int | None]]:
+    """The questions of a job: each about few images alone, with their number; neighbours of the others in one part.
+
+    `images` are those that the client has, None if its rows cannot share a pass.
+    """
+    rest: list[Question] = []
+    for place, question in enumerate((*job.questions, None)):
+        few = question is not None and images is not None and _looked_at(question, images) < ROWS
+        if (few or question is None) and rest:
+            yield JobPart(number, place - len(rest), replace(job, questions=tuple(rest))), None
+            rest = []
+        if question is not None and images is not None and few:
+            yield JobPart(number, place, replace(job, questions=(question,))), _looked_at(question, images)
+        elif question is not None:
+            rest.append(question)
+
+
+def _looked_at(question: Question, images: int) -> int:
+    return images if question.limit is None else min(images, question.limit)
+
+
+def _cut(parts: Sequence[tuple[JobPart, int]]) -> list[Group]:
+    """Neighbours in groups of about as many images each, about `GROUP` at most."""
+    total = sum(images for _, images in parts)
+    count = max(1, math.ceil(total / GROUP))
+    groups: list[list[JobPart]] = [[] for _ in range(count)]
+    before = 0
+    for part, images in parts:
+        middle = before + images / 2
+        groups[min(count - 1, int(middle * count / max(1, total)))].append(part)
+        before += images
+    return [tuple(group) for group in groups if group]
+
+
+def perform_all(host: ClientHost, round_: Round, jobs: Sequence[Job]) -> list[Result]:
+    """Do the jobs of a group: a single one as ever, several evaluations together."""
+    asked = [job for job in jobs if isinstance(job, Evaluate)]
+    if len(jobs) == 1 or len(asked) < len(jobs):
+        return [perform(host, round_, job) for job in jobs]
+    net = host.net.eval()
+    wanted = [parameter.requires_grad for parameter in net.parameters()]
+    load(net, round_.shared)
+    net.requires_grad_(False)
+    try:
+        tasks = [LockstepTask(job.personal, _asking(host, round_, job), network_seed(round_, job)) for job in asked]
+        outcomes = in_lockstep(net, tasks)
+    finally:
+        for parameter, before in zip(net.parameters(), wanted, strict=True):
+            parameter.requires_grad_(before)
+    return [
+        failure(host, round_, job, found) if isinstance(found, Exception) else found
+        for job, found in zip(asked, outcomes, strict=True)
+    ]
+
+
+def _asking(host: ClientHost, round_: Round, job: Evaluate) -> Callable[[Network], Answers]:
+    return lambda net: answers(net, host.clients[job.client], round_, job)
+
+
+class Whole:
+    """Puts the parts of each client's answers together, in the order of its questions."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._jobs = jobs
+        self._questions: dict[int, int] = {}
+        self._found: dict[int, list[tuple[JobPart, Result]]] = defaultdict(list)
+
+    def __iter__(self) -> Iterator[Job]:
+        """The jobs, while it is noted how much is asked in each."""
+        for number, job in enumerate(self._jobs):
+            self._questions[number] = len(job.questions) if isinstance(job, Evaluate) else 0
+            yield job
+
+    def whole(self, part: JobPart, result: Result) -> Result | None:
+        """The result of the whole job, if this was its last part. One part that failed is the failure of the job."""
+        found = self._found[part.number]
+        found.append((part, result))
+        answered = sum(len(each.job.questions) for each, _ in found if isinstance(each.job, Evaluate))
+        if answered < self._questions[part.number]:
+            return None
+        found.sort(key=lambda each: each[0].place)
+        first = found[0][1]
+        failed = next((each for _, each in found if isinstance(each, Failure)), None)
+        if failed is not None or not isinstance(first, Answers):
+            return failed or first
+        correct: Tensors = {}
+        for _, each in found:
+            correct |= each.correct if isinstance(each, Answers) else {}
+        return replace(first, correct=correct)

@@ -1,0 +1,71 @@
+"""Reproduce an experiment of the paper by its name: complete its runs, fill its table, write both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedrbn.config import ConfigError
+from fedrbn.hardware import cores
+from fedrbn.reproduce import declarations, experiment_cells, running, table
+from fedrbn.reproduce.experiment_cells import Threat
+from fedrbn.reproduce.running import TaskOutcome
+from fedrbn.reproduce.scales import SCALES
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """The filled table, the folder it was written to, and what became of every run."""
+
+    table: table.Table
+    folder: Path
+    outcomes: tuple[TaskOutcome, ...]
+
+    @property
+    def failed(self) -> int:
+        """How many runs failed: their cells are empty or name the round."""
+        return sum(outcome.error is not None for outcome in self.outcomes)
+
+    def _repr_markdown_(self) -> str:
+        return table.markdown(self.table)
+
+
+def reproduce_experiment(
+    name: str,
+    *,
+    scale: str = "cpu",
+    seeds: Sequence[int] = (1,),
+    threat: Threat = "pixel",
+    data: str | None = None,
+    only: str = "",
+    out: Path | str = "results",
+    store: Path | str = "runs",
+    workers: int | None = None,
+    run: bool = True,
+    tell: Callable[[int, int, TaskOutcome], None] | None = None,
+) -> Reproduced:
+    """Run an experiment of the paper and write its table, as `fedrbn reproduce` does.
+
+    Finished runs of the store are used again; `run=False` runs nothing and writes the table of what is finished.
+    `tell` hears of every finished run: its number, how many there are, and the outcome.
+    """
+    if scale not in SCALES:
+        raise ConfigError(f"got scale {scale!r}; expected one of {', '.join(SCALES)}.")
+    declaration, numbers, size = declarations.read(name), list(seeds), SCALES[scale]
+    cells = experiment_cells.cells(declaration, size, numbers, threat=threat, data=data, only=only)
+    outcomes = []
+    if run:
+        experiment_cells.check_data(cells)
+        todo = running.tasks(cells)
+        for number, outcome in enumerate(running.complete(todo, Path(store), workers or cores(), size.subset), start=1):
+            outcomes.append(outcome)
+            if tell is not None:
+                tell(number, len(todo), outcome)
+    filled = replace(
+        table.fill(declaration, cells, Path(store), size, threat, numbers),
+        command=experiment_cells.command(name, scale, numbers, threat=threat, data=data, only=only),
+    )
+    folder = Path(out) / experiment_cells.folder_name(name, scale, threat, data)
+    table.write(filled, folder)
+    return Reproduced(filled, folder, tuple(outcomes))

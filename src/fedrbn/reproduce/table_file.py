@@ -1,0 +1,43 @@
+"""table.json, which `fedrbn reproduce` writes and figures, the report and the verdicts on claims read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedrbn.errors import StorageError
+from fedrbn.reproduce.differences import Difference
+from fedrbn.reproduce.table import Number
+
+
+class TableFile(BaseModel):
+    """What the file says, as far as somebody reads it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: str
+    title: str
+    place: str
+    caption: str
+    scale: str
+    threat: str
+    seeds: tuple[int, ...]
+    stand_ins: dict[str, str]
+    numbers: tuple[Number, ...]
+    differences: tuple[Difference, ...] = ()
+
+
+def read_table(file: Path) -> TableFile:
+    """The table of a folder that `fedrbn reproduce` wrote."""
+    try:
+        return TableFile.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    except OSError as error:
+        reason = str(error)
+    raise StorageError(
+        f"got {file}, which cannot be read ({reason}); expected a table of fedrbn reproduce. It is damaged or from "
+        "another version: leave that directory out, or make it anew."
+    )

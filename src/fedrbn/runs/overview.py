@@ -1,0 +1,84 @@
+"""Whether a run can start, and what it is about to do: network, images of each user, memory, time, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedrbn.cost.durations import duration
+from fedrbn.cost.estimate import estimate
+from fedrbn.federated import memory
+from fedrbn.federated.assemble import Assembly
+from fedrbn.nets.check import check_forward
+from fedrbn.types import Role
+
+FEW_IMAGES = 32
+"""A user who trains on fewer makes one or two steps a round, with batch norm of a handful of images."""
+
+
+def ensure_ready(assembly: Assembly) -> None:
+    """Refuse a network that cannot train on these images, and a run that memory has no room for."""
+    federation, batch = assembly.federation, assembly.experiment.train.batch_size
+    check_forward(assembly.net, federation.clients[0].train.pixels(slice(0, batch))[0], len(federation.classes))
+    if next(assembly.net.parameters()).device.type != "cpu":
+        return
+    needed = memory.of_run(assembly.net, federation, batch, assembly.workers)
+    memory.ensure_fits(
+        needed.total,
+        f"images of {federation.image_shape[1]} x {federation.image_shape[2]} pixels, train.batch_size = {batch} and "
+        f"{assembly.workers} worker(s)",
+        f"Weights take {memory.gigabytes(needed.weights)} of it, batches on their way "
+        f"{memory.gigabytes(needed.activations)}: lower data.image_size, model.width, train.batch_size or run.workers.",
+    )
+
+
+def overview(assembly: Assembly, finished: int = 0) -> list[str]:
+    """The lines, before so many rounds are finished; measures a few steps."""
+    plan, train = assembly.plan, assembly.experiment.train
+    at = sum(member.role is Role.AT for member in plan.members)
+    needed = memory.of_run(assembly.net, assembly.federation, train.batch_size, assembly.workers)
+    seconds = estimate(assembly, finished)
+    times = {"start-up": seconds.startup, "training": seconds.training, "evaluation": seconds.evaluation}
+    return [
+        _network(assembly),
+        f"{len(plan.members)} clients ({at} AT, {len(plan.members) - at} ST); {_images(assembly)}",
+        *assembly.federation.remarks,
+        *assembly.hints,
+        *_few(assembly),
+        f"{plan.schedule.rounds - finished} rounds to go, {assembly.workers} worker(s); estimated memory "
+        f"{memory.gigabytes(needed.total)}; estimated time {duration(seconds.total)} "
+        f"({', '.join(f'{name} {duration(each)}' for name, each in times.items())})",
+    ]
+
+
+def _network(assembly: Assembly) -> str:
+    model, shape = assembly.experiment.model, assembly.federation.image_shape
+    width = "" if model.width == 1 else f", width {model.width:g}"
+    parameters = sum(parameter.numel() for parameter in assembly.net.parameters())
+    return (
+        f"network {model.name}{width}: {parameters:,} parameters, input {' x '.join(map(str, shape))}, "
+        f"{len(assembly.federation.classes)} classes"
+    )
+
+
+def _images(assembly: Assembly) -> str:
+    clients = assembly.federation.clients
+    counts = [[len(part) for part in (c.train, c.validation, c.test)] for c in clients]
+    parts = zip(("train", "validation", "test"), zip(*counts, strict=True), strict=True)
+    return "images per user: " + " / ".join(f"{name} {_range(found)}" for name, found in parts)
+
+
+def _range(counts: Sequence[int]) -> str:
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}"
+
+
+def _few(assembly: Assembly) -> list[str]:
+    """A warning where users have too few images to train on."""
+    few = {c.id: len(c.train) for c in assembly.federation.clients if len(c.train) < FEW_IMAGES}
+    if not few:
+        return []
+    fewest = min(few, key=lambda client: few[client])
+    return [
+        f"warning: {len(few)} of {len(assembly.federation.clients)} users train on fewer than {FEW_IMAGES} images "
+        f"({fewest} on {few[fewest]}), which is too few to rely on. Lower federation.users_per_domain or "
+        "federation.validation, raise federation.fraction, or add images."
+    ]

@@ -1,0 +1,24 @@
+"""The page that tables and progress are printed on: what stands in them is shown as it is, never obeyed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fedrbn.runs.printable import printable
+
+
+class Page(Console):
+    """A console that reads no markup and no emoji codes in text, and passes on no escape sequence of it.
+
+    Every text in a table, its title and its caption included, is rendered by `render_str`.
+    """
+
+    def __init__(self, *, err: bool = False, width: int | None = None, **more: Any) -> None:
+        super().__init__(stderr=err, width=width, markup=False, emoji=False, **more)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """See `Console.render_str`."""
+        return super().render_str(printable(text), **options)

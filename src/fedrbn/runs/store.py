@@ -1,0 +1,31 @@
+"""Where runs are that nobody has given a folder: in a store, under names that say method, λ, seed and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedrbn.config import Experiment
+from fedrbn.errors import StorageError
+from fedrbn.federated.options import resolved
+from fedrbn.runs.directory import RunDirectory
+
+
+def place(store: Path, experiment: Experiment, prefix: str = "") -> Path:
+    """The folder of an experiment's run, whether it is there yet or not.
+
+    A run under the shorter name that earlier versions gave is found too. A folder of the right name that holds another
+    experiment is refused: its numbers are not the ones that are asked for.
+    """
+    names = (experiment.run_name(), experiment.former_run_name())
+    paths = [store / f"{prefix}{name}" for name in names]
+    found = next((path for path in paths if (path / "config.toml").exists()), None)
+    if found is None:
+        return paths[0]
+    there = RunDirectory.open(found).experiment()
+    if there.key() != resolved(experiment).key():
+        changed = ", ".join(name for name, _, _ in there.differences(experiment))
+        raise StorageError(
+            f"got {found}, which holds another experiment by now (key {there.key()}; it differs in {changed}); "
+            f"expected {experiment.key()}. Was it continued with more rounds? Give that folder another name."
+        )
+    return found

@@ -1,0 +1,95 @@
+"""Who is told of what happens in a run while it happens: a display, a tracker, a function of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Protocol, TypeAlias
+
+from fedrbn.evaluation.records import RoundRecord
+from fedrbn.federated.assemble import Assembly
+from fedrbn.federated.protocol import Result
+
+OnRound: TypeAlias = Callable[[RoundRecord], None]
+"""Called with the record of each finished round, once it is on disk. What it raises ends the run, which can be
+resumed."""
+
+
+class Watcher(Protocol):
+    """Told of what happens in a run while it happens; the command line shows it."""
+
+    def training(self, assembly: Assembly, finished: int) -> None:
+        """Training starts, with so many rounds finished before."""
+
+    def answered(self, result: Result) -> None:
+        """A client has answered."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """A round is finished; the record is the line written for it."""
+
+    def evaluating(self, clients: int) -> None:
+        """The evaluation of so many clients on their test data starts."""
+
+
+class Watchers:
+    """Several watchers as one: each is told everything, in their order."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self.watchers = tuple(watchers)
+
+    def training(self, assembly: Assembly, finished: int) -> None:
+        """See `Watcher`."""
+        for watcher in self.watchers:
+            watcher.training(assembly, finished)
+
+    def answered(self, result: Result) -> None:
+        """See `Watcher`."""
+        for watcher in self.watchers:
+            watcher.answered(result)
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """See `Watcher`."""
+        for watcher in self.watchers:
+            watcher.round_finished(record)
+
+    def evaluating(self, clients: int) -> None:
+        """See `Watcher`."""
+        for watcher in self.watchers:
+            watcher.evaluating(clients)
+
+
+class EachRound:
+    """A function of one's own as a `Watcher`."""
+
+    def __init__(self, on_round: OnRound) -> None:
+        self.on_round = on_round
+
+    def training(self, assembly: Assembly, finished: int) -> None:
+        """Nothing."""
+
+    def answered(self, result: Result) -> None:
+        """Nothing."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """Call the function."""
+        self.on_round(record)
+
+    def evaluating(self, clients: int) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def telling(
+    title: str, *, progress: bool = False, on_round: OnRound | None = None, watcher: Watcher | None = None
+) -> Iterator[Watcher | None]:
+    """All that want to be told as one watcher; None if nobody does. `progress` is a display on stderr."""
+    with ExitStack() as stack:
+        watchers: list[Watcher] = [] if watcher is None else [watcher]
+        if progress:
+            from fedrbn.runs.display import Display  # noqa: PLC0415  (rich is slow to import)
+            from fedrbn.runs.page import Page  # noqa: PLC0415
+
+            watchers.append(stack.enter_context(Display(Page(err=True), title)))
+        if on_round is not None:
+            watchers.append(EachRound(on_round))
+        yield Watchers(watchers) if watchers else None

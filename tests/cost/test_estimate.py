@@ -1,0 +1,44 @@
+"""How long a run takes: its parts from the time of a step and of a pass, and against a real run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fedrbn
+from fedrbn.config import Experiment
+from fedrbn.cost import estimate as module
+from fedrbn.cost.estimate import estimate
+from fedrbn.federated.assemble import assemble
+
+
+def test_the_parts_add_up(tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_step_seconds", lambda _, duty: 5.0 if duty.at_share else 1.0)
+    monkeypatch.setattr(module, "_pass_seconds", lambda _: (0.001, 0.003))
+    assembly = assemble(tiny(train={"rounds": 4, "validate_every": 2}))
+    found = estimate(assembly)
+    # Five domains with an AT and an ST user of at most 32 images, so a step each: 4 · 5 · (5 + 1). An attack of two
+    # steps takes 2 · 0.003 + 0.001; two validations attack for the AT users alone.
+    images = len(assembly.federation.clients[0].validation)
+    assert found.training == pytest.approx(120 + 2 * 5 * images * (0.007 + 0.001))
+    # 80 test images: each branch attacked, the other by the adaptive adversary, and both at once, which counts twice.
+    assert found.evaluation == pytest.approx(80 * 5 * 0.008 + 6)  # and a step of each role, to count operations
+    assert found.startup == 0
+    assert found.total == found.startup + found.training + found.evaluation
+    assert estimate(assembly, finished=4).training == 0
+
+
+@pytest.mark.slow
+def test_a_real_run_takes_about_as_long(
+    tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In processor time, which other programs do not change."""
+    monkeypatch.setattr(time, "perf_counter", time.process_time)
+    wanted = tiny(federation={"fraction": 0.2, "test_samples": 40}, attack={"steps": 7}, train={"rounds": 6})
+    expected = estimate(assemble(wanted)).total
+    started = time.process_time()
+    fedrbn.run(wanted, tmp_path / "run")
+    assert 0.4 < expected / (time.process_time() - started) < 2.5
