@@ -20,6 +20,7 @@ from fedrbn import config, nets
 from fedrbn.errors import StorageError
 from fedrbn.runs import train as runs
 from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.recovery import recover
 from soak.kills import Data, finish, reference, train
 from soak.setting import SETTINGS, LostError, Row, ensure_same, experiment, fingerprint, fork, wait
 
@@ -134,7 +135,7 @@ def _foreign(folder: Path, data: Data, tries: int) -> list[Row]:
         shutil.copytree(folder / "half", path)
         _refused(partial(runs.resume, path, data=data, network=wider))
         (path / "last.safetensors").write_bytes(newer)
-        _refused(RunDirectory.open(path).recover)
+        _refused(partial(recover, RunDirectory.open(path)))
     return [
         Row("a checkpoint of another network", tries, "refused, naming the layer and both shapes"),
         Row("a checkpoint of an unknown version", tries, "refused, naming both formats; the file is left as it is"),

@@ -1,0 +1,340 @@
+"""One run of a fleet to which everything happens that networks, clocks, certificates and disks do to fleets."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrbn import config
+from fedrbn.config import Experiment
+from fedrbn.deploy import processes
+from fedrbn.deploy.certificates import Issued, issue
+from fedrbn.deploy.fleet import ADMITTED, RunningFleet, fleet
+from fedrbn.deploy.site import SUPERLINK, Node, Site, SitePlan, create, renew_server
+from fedrbn.errors import DeployError
+from fedrbn.evaluation.records import RoundRecord
+from fedrbn.flower.log import events
+from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.records import evaluations, rounds
+from soak.network import machines
+from soak.network.namespaces import HUB, SERVER, Network, inside
+from soak.network.replay import ensure_explained
+from soak.setting import LostError, Row
+
+DOMAINS = ("plain", "pen", "texture", "street")
+THIEF, STRANGER = "thief", "stranger"
+"""A registered node that says it is another's client; a node whose key nobody has registered."""
+PORT = 9092
+ROUNDS = 8
+SERVER_CUT = 60.0
+NODE_DISK, SERVER_DISK = 8, 64
+"""Megabytes."""
+RUN = "soak"
+DAY = 24 * 3600
+ENDED = "supervisor: ended with exit code"
+"""What the supervisor says of a node that has ended."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A fleet under way, and what is needed to do things to it."""
+
+    deployed: RunningFleet
+    network: Network
+    nodes: tuple[str, ...]
+    experiment: Experiment
+    deadline: float
+    patience: float
+    random: np.random.Generator
+    say: Callable[[str], None]
+
+    @property
+    def site(self) -> Site:
+        """Its folder."""
+        return self.deployed.site
+
+    @property
+    def run(self) -> Path:
+        """The run's directory, on the server's disk."""
+        return self.site.server / RUN
+
+    def submit(self) -> str:
+        """Start the run, or go on with it, once all nodes are there."""
+        times = {"deadline": self.deadline, "introduction": self.deadline, "wait": self.patience, "poll": 0.5}
+        return self.deployed.submit_experiment(RUN, self.experiment, nodes=len(self.nodes), **times)
+
+    def log(self, name: str) -> str:
+        """All that a process has said."""
+        path = self.deployed.logs / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def finished(self) -> int:
+        """Rounds that are finished."""
+        return len(RunDirectory(self.run).records("rounds.jsonl"))
+
+    def joined(self) -> dict[str, set[str]]:
+        """The nodes that have ever come as each client."""
+        found: dict[str, set[str]] = {}
+        for event in events(self.run / "events.jsonl", "joined"):
+            found.setdefault(event["client"], set()).add(event["node"])
+        return found
+
+    def until(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait for a condition."""
+        deadline = time.monotonic() + self.patience
+        while not condition():
+            if time.monotonic() > deadline:
+                raise LostError(f"got nothing for {self.patience:g} s; expected {what}.")
+            time.sleep(0.5)
+        self.say(what)
+
+    def until_in_round(self, number: int, nodes: Sequence[str]) -> None:
+        """Wait until a round is under way, and one of these nodes has got its job."""
+        self.until(f"round {number - 1} is finished", lambda: self.finished() >= number - 1)
+        mark = f"ROUND {number - 1}]"
+        self.until(f"round {number} is under way", lambda: any(mark in self.log(node) for node in nodes))
+
+
+def experiment_for(nodes: int) -> Experiment:
+    """Tiny: so many users of four domains, a quarter of them AT users, at least two."""
+    settings: dict[str, dict[str, Any]] = {
+        "data": {"domains": DOMAINS},
+        "federation": {
+            "users_per_domain": nodes // len(DOMAINS),
+            "at": [f"{domain}-0" for domain in DOMAINS[: at_users(nodes)]],
+            "fraction": 0.02 * max(1, nodes // 8),
+            "validation": 0.0,
+            "test_samples": 8,
+        },
+        "model": {"width": 1 / 16},
+        "train": {"rounds": ROUNDS, "lr": 0.05},
+        "attack": {"steps": 2},
+        "run": {"workers": 1},
+        "faults": {"min_clients": 0.5, "on_too_few": "wait", "wait_seconds": 2.0},
+    }
+    return config.make(settings)
+
+
+def at_users(nodes: int) -> int:
+    """How many of the nodes train adversarially: the first of so many domains."""
+    return max(2, nodes // len(DOMAINS))
+
+
+def names(nodes: int) -> tuple[str, ...]:
+    """The nodes that take part."""
+    return tuple(f"node-{i}" for i in range(nodes))
+
+
+@contextmanager
+def trial(
+    folder: Path, network: Network, nodes: int, seed: int, deadline: float, patience: float, say: Callable[[str], None]
+) -> Iterator[Trial]:
+    """A site whose server and proxy run; nodes are not started yet. Everything ends with the block."""
+    experiment = experiment_for(nodes)
+    fleet_nodes = [Node(name, partition=i) for i, name in enumerate(names(nodes))]
+    others = (Node(THIEF, partition=0), Node(STRANGER, partition=0))
+    site = create(folder / "site", SitePlan((HUB, SERVER), PORT, (*fleet_nodes, *others), experiment))
+    (site.server / "keys" / f"{STRANGER}.pub").unlink()
+    machines.settle(site, network)
+    environment = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1", "OMP_NUM_THREADS": "1"}
+    with ExitStack() as held:
+        held.enter_context(machines.small_disk(site.server, SERVER_DISK))
+        held.enter_context(machines.small_disk(site.node(names(nodes)[-1]), NODE_DISK))
+        held.enter_context(inside(network.server))
+        deployed = held.enter_context(fleet(site, folder / "logs", environment))
+        _start_proxy(deployed, network, seed)
+        deployed.start_superlink()
+        random = np.random.default_rng(seed)
+        yield Trial(deployed, network, names(nodes), experiment, deadline, patience, random, say)
+
+
+def _start_proxy(deployed: RunningFleet, network: Network, seed: int) -> None:
+    own = ("python", "-m", "soak.network.proxy", f"{HUB}:{PORT}", f"{SERVER}:{PORT}", "--seed", str(seed))
+    command = network.command(network.hub, *own, "--counts", str(deployed.logs / "proxy.json"))
+    log = deployed.logs / "proxy.log"
+    deployed.running["proxy"] = processes.launch("proxy", command, log, deployed.environment)
+
+
+def rows(trial: Trial) -> list[Row]:
+    """Do everything to the fleet; the first thing that is lost ends it with an error."""
+    trial.submit()
+    machines.register(trial.site)
+    trial.say("registered the keys")
+    found = [*_started(trial), *_cut_nodes(trial), _cut_server(trial), _full_server_disk(trial)]
+    found.append(_expired_certificate(trial))
+    status = trial.deployed.wait(trial.submit(), trial.patience)
+    if status != "finished:completed":
+        raise LostError(f"got a run that ended as {status}; expected it to be completed.")
+    counted = ensure_explained(trial.run, trial.experiment)
+    _ensure_nobody_else(trial)
+    return [_network_row(trial, counted), *found]
+
+
+def _started(trial: Trial) -> list[Row]:
+    """Start the fleet, with two clocks that are wrong at first and with a stranger; the run waits for everybody."""
+    library = machines.other_clock(trial.site.root)
+    clocks = {trial.nodes[-2]: -DAY, trial.nodes[-3]: DAY} if library else {}
+    for node, offset in clocks.items():
+        machines.set_clock(trial.site, node, offset, library)
+    for node in (*trial.nodes, STRANGER):
+        trial.deployed.start_node(node)
+    right = [node for node in trial.nodes if node not in clocks]
+    trial.until("nodes with a right clock are let in", lambda: all(ADMITTED in trial.log(node) for node in right))
+    wrong = (*clocks, STRANGER)
+    trial.until("the others have been refused", lambda: all(ENDED in trial.log(node) for node in wrong))
+    if [node for node in wrong if ADMITTED in trial.log(node)] or trial.joined():
+        raise LostError("got a node let in with a wrong clock or key, or a run without all; expected neither.")
+    trial.deployed.stop(STRANGER)
+    for node in clocks:
+        machines.set_clock(trial.site, node)  # its supervisor starts it again
+    trial.until("everybody has joined", lambda: len(trial.joined()) == len(trial.nodes))
+    refused = Row("a node whose key is not registered", 1, "refused")
+    late = "refused, at the TLS handshake (behind) or for the time of its signature (ahead); let in with the right time"
+    return [refused, Row("a node whose clock is a day behind, or ahead", len(clocks), late)][: 2 if clocks else 1]
+
+
+def _cut_nodes(trial: Trial) -> list[Row]:
+    """Cut a third of the nodes off in the middle of a round, for two rounds; meanwhile a thief comes as one of them.
+
+    The disk of another node is full meanwhile.
+    """
+    victims, full = _victims(trial), trial.nodes[-1]
+    trial.until_in_round(2, victims)
+    trial.network.cut(*victims)
+    trial.say(f"cut off {', '.join(victims)}")
+    machines.fill(trial.site.node(full))
+    trial.deployed.start_node(THIEF)
+    trial.until("round 3 is finished", lambda: trial.finished() >= 3)
+    trial.until("the thief has been refused", lambda: _refused(trial, "expected key"))
+    trial.deployed.stop(THIEF)
+    trial.network.mend(*victims)
+    trial.until("the full disk has been noticed", lambda: any("No space left" in cause for cause in _causes(trial)))
+    machines.make_room(trial.site.node(full))
+    after = trial.finished()
+    clients = {_client(trial, node) for node in (*victims, full)}
+    trial.until("they are all back", lambda: clients <= {c for r in rounds_of(trial)[after:] for c in r.clients})
+    rejoined = "left out of the rounds they missed, with the cause; back in a later round with their own batch norm"
+    return [
+        Row("a third of the nodes cut off in the middle of a round, and back two rounds later", len(victims), rejoined),
+        Row("a registered node that claims the place of a client that is cut off", 1, "refused"),
+        Row("a disk that is full under a node", 1, "left out with the cause, back once there is room"),
+    ]
+
+
+def _victims(trial: Trial) -> list[str]:
+    """A third of the nodes, drawn so that at least half of the AT users stay: the round goes on without them."""
+    count, each = len(trial.nodes), len(trial.nodes) // len(DOMAINS)
+    at = trial.nodes[::each][: at_users(count)]
+    st = [node for node in trial.nodes[:-1] if node not in at]
+    more = trial.random.choice(at[1:], len(at) // 2 - 1, replace=False)
+    others = trial.random.choice(st, count // 3 - 1 - len(more), replace=False)
+    return [trial.nodes[0], *map(str, more), *map(str, others)]
+
+
+def _cut_server(trial: Trial) -> Row:
+    """Cut the server off for a minute in the middle of a round."""
+    trial.until_in_round(trial.finished() + 1, trial.nodes)
+    trial.network.cut_server()
+    trial.say("cut off the server")
+    time.sleep(SERVER_CUT)
+    trial.network.mend_server()
+    before = trial.finished()
+    trial.until("a round is finished after the server's cut", lambda: trial.finished() > before)
+    return Row(
+        "the server cut off for a minute in the middle of a round", 1, "the run goes on; late ones are asked again"
+    )
+
+
+def _full_server_disk(trial: Trial) -> Row:
+    """Fill the server's disk in the middle of a round, until something complains."""
+    number = trial.finished()
+    trial.until_in_round(number + 1, trial.nodes)
+    said = len(trial.log(SUPERLINK))
+    machines.fill(trial.site.server)
+    full = ("No space left", "disk is full")
+    trial.until("the full disk has been noticed", lambda: any(text in trial.log(SUPERLINK)[said:] for text in full))
+    time.sleep(5)
+    machines.make_room(trial.site.server)
+    if trial.finished() < number:
+        raise LostError("got fewer rounds after the disk was full; expected those that were finished.")
+    return Row("a disk that is full under the server", 1, "the run stops or goes on, and loses no finished round")
+
+
+def _expired_certificate(trial: Trial) -> Row:
+    """The server loses power and comes up with a certificate that has expired; then it is renewed."""
+    site, before = trial.site, {node: len(trial.log(node)) for node in trial.nodes}
+    trial.deployed.kill(SUPERLINK)
+    authority = Issued((site.authority / "ca.crt").read_bytes(), (site.authority / "ca.key").read_bytes())
+    expired = issue(authority, site.hosts, days=-1 / 48)  # half an hour ago
+    (site.server / "server.crt").write_bytes(expired.certificate)
+    (site.server / "server.key").write_bytes(expired.key)
+    try:
+        trial.deployed.start_superlink()
+    except DeployError as error:
+        if "expired" not in str(error):
+            raise
+    else:
+        raise LostError("got an expired certificate that is accepted; expected it to be refused.")
+
+    def since(node: str) -> str:
+        return trial.log(node)[before[node] :]
+
+    trial.until("nodes refuse it", lambda: all("certificate has expired" in since(node) for node in trial.nodes))
+    if [node for node in trial.nodes if ADMITTED in since(node)]:
+        raise LostError("got a node that trusts an expired certificate; expected none.")
+    renew_server(site)
+    trial.deployed.stop(SUPERLINK)
+    trial.deployed.start_superlink()
+    refused = "refused by all nodes; with a renewed one all come back by themselves, and the run goes on"
+    return Row("the SuperLink killed (SIGKILL), and started with a certificate that has expired", 1, refused)
+
+
+def _network_row(trial: Trial, counted: int) -> Row:
+    """What the links and the proxy did in the whole run, and what became of the answers."""
+    proxy = json.loads((trial.deployed.logs / "proxy.json").read_text())
+    missed = sum(len(record.failures) for record in rounds_of(trial))
+    starts = sum(trial.log(node).count(ENDED) for node in trial.nodes)
+    unanswered = len(events(trial.run / "events.jsonl", "finished")[-1]["unanswered"])
+    return Row(
+        f"{len(trial.nodes)} SuperNodes over TLS behind 10 Mbit/s and 100 ms each way; of {proxy['connections']:,} "
+        f"connections {proxy['reset']} reset, {proxy['closed']} closed, {proxy['stalled']} stalled for 5 to 35 s",
+        proxy["connections"],
+        f"{counted} of {len(trial.nodes) * ROUNDS} answers in {ROUNDS} rounds count, {missed} failures recorded with "
+        f"cause; nodes started again {starts} times; {unanswered} without an answer in the last evaluation; the "
+        "weights are those of an embedded run in which the same clients took part in the same rounds",
+    )
+
+
+def _ensure_nobody_else(trial: Trial) -> None:
+    """Raise unless exactly the fleet's clients have joined, each always from the same node."""
+    joined = trial.joined()
+    several = [client for client, nodes in joined.items() if len(nodes) > 1]
+    if len(joined) != len(trial.nodes) or several or len(evaluations(RunDirectory.open(trial.run))) != 1:
+        raise LostError(f"got {len(joined)} clients, {several} from several nodes; expected each from its own, once.")
+
+
+def rounds_of(trial: Trial) -> list[RoundRecord]:
+    """The finished rounds."""
+    return rounds(RunDirectory(trial.run))
+
+
+def _client(trial: Trial, node: str) -> str:
+    each = len(trial.nodes) // len(DOMAINS)
+    domain, place = divmod(trial.nodes.index(node), each)
+    return f"{DOMAINS[domain]}-{place}"
+
+
+def _refused(trial: Trial, reason: str) -> bool:
+    return any(reason in event["reason"] for event in events(trial.run / "events.jsonl", "refused"))
+
+
+def _causes(trial: Trial) -> list[str]:
+    """Why clients failed in training so far."""
+    return [cause for event in events(trial.run / "events.jsonl", "train") for cause in event["failed"].values()]
