@@ -1,6 +1,6 @@
 """SA and RA of honest users under attacks and defences, or under noise for privacy: rows × columns of a TOML file.
 
-    python benchmarks/adversaries.py experiments/byzantine.toml results/byzantine
+    python benchmarks/adversaries.py benchmarks/byzantine.toml results/byzantine
 
 Every cell continues the same state, trained honestly for `honest_rounds` (0 starts from scratch), with the settings of
 its row and column up to its part's `rounds`. Accuracy is of the last round and over users that do not attack.
@@ -28,7 +28,8 @@ from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.federated.executors.malice import attackers
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import federate, initial_state
-from fedrbn.runs.directory import Best, RunDirectory
+from fedrbn.runs.checkpoint import Best
+from fedrbn.runs.directory import RunDirectory
 
 CELL = ("train", "method", "privacy", "malice")
 """Sections that a row or column may set."""

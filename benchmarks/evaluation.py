@@ -24,7 +24,7 @@ from fedrbn.data import load
 from fedrbn.evaluation.accuracy import Accuracy
 from fedrbn.federated.client import batches, pixels
 from fedrbn.federated.objectives import Adversarial
-from fedrbn.federated.training.sgd import Sgd
+from fedrbn.federated.training.sgd import LocalTask, Sgd
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
 
@@ -37,7 +37,7 @@ def trained() -> tuple[DualNet, Samples]:
     net = single(build("digits", 10, 0.25, (3, 28, 28), seed=1)).train()
     random = torch.Generator().manual_seed(1)
     order = pixels(first.train, batches(len(first.train), 32, 120, random))
-    Sgd()(net, order, Adversarial(PGD(steps=3, step_size=4 / 255)), lr=0.05, memory={}, generator=random)
+    Sgd()(net, order, LocalTask(Adversarial(PGD(steps=3, step_size=4 / 255)), 0.05, random))
     images = torch.cat([first.test.images[:150], second.test.images[:100]])
     return net.eval(), Samples(images, torch.cat([first.test.labels[:150], second.test.labels[:100]]))
 

@@ -67,7 +67,7 @@ def server_round(users: int) -> dict[str, float]:
     torch.set_num_threads(1)
     net = network()
     method = fedrbn(PGD())
-    members = tuple(Member(f"u{i}", "d", Role.AT if i % 5 == 0 else Role.ST, 111) for i in range(users))
+    members = tuple(Member(f"u{i}", "d", (Role.AT if i % 5 == 0 else Role.ST).duty, 111) for i in range(users))
     plan = Plan(members, method, layout(net, method.local), TrainConfig(rounds=1), seed=1)
     state = initial_state(net, plan)
     model, personal = size(state.shared), size(state.personal["u0"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing as mp
 import os
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from fedrbn.deploy.processes import family
 from fedrbn.hardware import cores, keep_memory
 
 Actions: TypeAlias = Mapping[str, Callable[[], object]]
@@ -24,10 +26,13 @@ Make: TypeAlias = Callable[[], Actions]
 
 @dataclass(frozen=True)
 class Row:
-    """A figure beside its target; `better` says which way, None is for information only."""
+    """A figure beside its target; `better` says which way, None is for information only.
+
+    A figure of None is one that this processor cannot give.
+    """
 
     what: str
-    figure: float
+    figure: float | None
     unit: str = ""
     target: float | None = None
     better: str = "more"
@@ -35,6 +40,8 @@ class Row:
     @property
     def verdict(self) -> str:
         """Whether the target was reached."""
+        if self.figure is None:
+            return "not available on this processor"
         if self.target is None:
             return ""
         reached = self.figure >= self.target if self.better == "more" else self.figure <= self.target
@@ -46,7 +53,8 @@ def show(title: str, rows: Sequence[Row], path: Path, **also: Any) -> None:
     print(f"\n{title}")
     for row in rows:
         target = "" if row.target is None else f"{'>=' if row.better == 'more' else '<='} {row.target:.4g}"
-        print(f"  {row.what:<62} {row.figure:>9.4g} {row.unit:<7} {target:<9} {row.verdict}")
+        figure = "" if row.figure is None else f"{row.figure:.4g}"
+        print(f"  {row.what:<62} {figure:>9} {row.unit if figure else '':<7} {target:<9} {row.verdict}")
     content = {"machine": machine(), "rows": [asdict(row) | {"verdict": row.verdict} for row in rows], **also}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -72,6 +80,16 @@ def seconds(action: Callable[[], object], clock: Callable[[], float] = time.proc
     started = clock()
     action()
     return clock() - started
+
+
+def family_cpu_seconds(pid: int) -> float:
+    """Seconds of CPU of a process and its descendants, those included that have ended and were waited for (Linux)."""
+    ticks = 0
+    for member in family(pid):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = Path(f"/proc/{member.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])  # utime, stime, and those of children
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def quickest(action: Callable[[], object], repeats: int = 5) -> float:

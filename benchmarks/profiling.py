@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from fedrbn import PGD, dual
 from fedrbn.federated.client import batches, pixels
 from fedrbn.federated.objectives import Adversarial
-from fedrbn.federated.training.sgd import Sgd
+from fedrbn.federated.training.sgd import LocalTask, Sgd
 from fedrbn.hardware import keep_memory
 from fedrbn.nets.fast import fast
 
@@ -53,7 +53,7 @@ def round_of_an_at_user() -> Callable[[], object]:
     def run() -> object:
         random = torch.Generator().manual_seed(1)
         order = pixels(data, batches(IMAGES, BATCH, STEPS, random))
-        return Sgd()(net, order, Adversarial(PGD()), lr=0.01, memory={}, generator=random)
+        return Sgd()(net, order, LocalTask(Adversarial(PGD()), 0.01, random))
 
     return run
 

@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,21 @@ import torch.multiprocessing as mp
 from measuring import Row, matrix_rate, show
 from reference import Reference, User, finish, norm_state, update, weights, whole_round
 from steps import PRODUCTS
-from torch import Generator, Tensor
+from torch import Tensor
 
 from fedrbn import PGD
 from fedrbn.config import TrainConfig
 from fedrbn.data.samples import Client, Samples
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.client import batches, steps_per_epoch
+from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.processes import processes
-from fedrbn.federated.executors.serial import ClientHost
+from fedrbn.federated.executors.serial import in_this_process
 from fedrbn.federated.methods import fedrbn
-from fedrbn.federated.objectives import Objective
-from fedrbn.federated.protocol import Evaluate
+from fedrbn.federated.protocol import Evaluate, ServerState
 from fedrbn.federated.server import Plan, federate, initial_state, round_of
-from fedrbn.federated.training.sgd import Batch, Sgd
-from fedrbn.hardware import cores
+from fedrbn.federated.training.sgd import Batch, LocalTask, Sgd
+from fedrbn.hardware import bfloat16_gain, cores, one_thread
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast, in_precision
@@ -140,19 +140,10 @@ def plain_workers() -> Iterator[Pool]:
 class Timed:
     """SGD that gives the CPU seconds it took in place of the mean loss, which is how they reach the server."""
 
-    def __call__(
-        self,
-        net: DualNet,
-        batches: Iterator[Batch],
-        objective: Objective,
-        *,
-        lr: float,
-        memory: Tensors,
-        generator: Generator,
-    ) -> tuple[Tensors, float]:
+    def __call__(self, net: DualNet, batches: Iterator[Batch], task: LocalTask) -> tuple[Tensors, float]:
         """See `fedrbn.federated.training.sgd.Training`."""
         started = time.process_time()
-        remembered, _ = Sgd()(net, batches, objective, lr=lr, memory=memory, generator=generator)
+        remembered, _ = Sgd()(net, batches, task)
         return remembered, time.process_time() - started
 
 
@@ -167,19 +158,51 @@ class Ours:
     """Seconds that both workers took to answer for the first time."""
 
 
-@contextmanager
-def our_workers(precision: torch.dtype | None = None) -> Iterator[Ours]:
-    """`federate` with the `processes` executor and the fast network."""
+def federation(precision: torch.dtype | None = None) -> tuple[ClientHost, Plan, ServerState]:
+    """FedRBN with the fast network, before its first round."""
     method = replace(fedrbn(PGD()), training=Timed())
     net = method.network(network())
-    members = tuple(Member(f"u{i}", "d", Role.AT if i < AT else Role.ST, IMAGES) for i in range(USERS))
+    members = tuple(Member(f"u{i}", "d", (Role.AT if i < AT else Role.ST).duty, IMAGES) for i in range(USERS))
     clients = {m.id: Client(m.id, "d", m.role, samples(i), samples(i), samples(i)) for i, m in enumerate(members)}
     plan = Plan(members, method, layout(net, method.local), TrainConfig(rounds=1000, batch_size=BATCH, lr=LR), seed=1)
-    site = ClientHost(clients, in_precision(fast(net), precision))
+    return ClientHost(clients, in_precision(fast(net), precision)), plan, initial_state(net, plan)
+
+
+@contextmanager
+def our_own_process() -> Iterator[Callable[[], None]]:
+    """`federate` in one process as `fedrbn run --workers 1` does it, whatever threads its caller has."""
+    line, theirs = mp.get_context("spawn").Pipe()
+    process = mp.get_context("spawn").Process(target=_federate, args=(theirs,), daemon=True)
+    process.start()
+    line.recv()
+
+    def play() -> None:
+        line.send("go")
+        line.recv()
+
+    yield play
+    line.send(None)
+    process.join(timeout=10)
+
+
+def _federate(line: Any) -> None:
+    torch.set_num_threads(cores())  # as in somebody's own process
+    host, plan, state = federation()
+    with one_thread(), in_this_process(host) as execute:
+        rounds = federate(state, plan, execute)
+        line.send("ready")
+        while line.recv() is not None:
+            next(rounds)
+            line.send("done")
+
+
+@contextmanager
+def our_workers(precision: torch.dtype | None = None) -> Iterator[Ours]:
+    """`federate` with the `processes` executor."""
+    site, plan, state = federation(precision)
     started = time.perf_counter()
     with processes(site, WORKERS) as execute:
-        state = initial_state(net, plan)
-        hello = [Evaluate(m.id, state.personal[m.id], "test", (), limit=1) for m in members[:WORKERS]]
+        hello = [Evaluate(m.id, state.personal[m.id], "test", (), limit=1) for m in plan.members[:WORKERS]]
         list(execute(round_of(state, plan), hello))
         waited = time.perf_counter() - started
         rounds = federate(state, plan, execute)
@@ -220,14 +243,18 @@ def timed(play: Callable[[], None]) -> Took:
 def main(repeats: int = 3) -> None:
     """Measure and print."""
     torch.set_num_threads(1)
-    with plain_loop() as loop, plain_workers() as pool, our_workers() as ours, our_workers(torch.bfloat16) as halved:
+    with ExitStack() as places:
+        pool, ours = places.enter_context(plain_workers()), places.enter_context(our_workers())
         ways = {
-            "plain, default threads": loop,
+            "plain, default threads": places.enter_context(plain_loop()),
             "plain, two workers": pool.play,
             "ours": ours.play,
-            "bfloat16": halved.play,
+            "ours, one process": places.enter_context(our_own_process()),
         }
-        for name in (*ways, "ours", "bfloat16"):  # the first round of ours has no donors yet
+        if bfloat16_gain():
+            ways["bfloat16"] = places.enter_context(our_workers(torch.bfloat16)).play
+        # the first round of ours has no donors yet
+        for name in (*ways, *(name for name in ways if not name.startswith("plain"))):
             print(f"  warming up: {name}, {timed(ways[name]).wall:.1f} s", flush=True)
         taken, rates = [], []
         for _ in range(repeats):
@@ -256,8 +283,15 @@ def main(repeats: int = 3) -> None:
         Row("CPU seconds outside client work, share of a round", 1 - work / cpu["ours"], "", 0.05, "less"),
         Row("start-up of two workers at once, until they answer", ours.started, "s", 3.0, "less"),
         Row(
+            "CPU seconds of rounds in one process, times those in two workers",
+            cpu["ours, one process"] / cpu["ours"],
+            "x",
+            1.1,
+            "less",
+        ),
+        Row(
             "whole rounds in bfloat16, times the plain loop in two workers",
-            wall["plain, two workers"] / wall["bfloat16"],
+            wall["plain, two workers"] / wall["bfloat16"] if "bfloat16" in wall else None,
             "x",
         ),
     ]

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from fedrbn import PGD, dual
 from fedrbn.federated.objectives import Adversarial, Calibrated, Objective, Standard, attacked
-from fedrbn.federated.training.sgd import Sgd
+from fedrbn.federated.training.sgd import LocalTask, Sgd
+from fedrbn.hardware import bfloat16_gain
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.nets.fast import fast, in_precision
@@ -83,7 +84,7 @@ def _steps(net: DualNet) -> Actions:
     }
 
     def step(objective: Objective) -> Callable[[], object]:
-        return lambda: Sgd()(net, given, objective, lr=0.01, memory={}, generator=generator)
+        return lambda: Sgd()(net, given, LocalTask(objective, 0.01, generator))
 
     return {kind: step(objective) for kind, objective in objectives.items()}
 
@@ -126,8 +127,10 @@ def main() -> None:
     with player(plain_steps, keep=False) as theirs, player(our_steps, keep=True) as ours:
         times = {kind: turns((theirs, ours), kind, REPEATS) for kind in TARGETS}
         attack, kernels = (turns((ours,), what, REPEATS)[0] for what in ("attack", "kernels"))
-    with player(our_steps_in_bfloat16, keep=True) as halved:
-        bfloat16 = {kind: turns((halved,), kind, REPEATS)[0] for kind in TARGETS}
+    bfloat16 = dict[str, float]()
+    if bfloat16_gain():
+        with player(our_steps_in_bfloat16, keep=True) as halved:
+            bfloat16 = {kind: turns((halved,), kind, REPEATS)[0] for kind in TARGETS}
     rows = [Row(f"{kind} step, times the plain loop", a / b, "x", TARGETS[kind]) for kind, (a, b) in times.items()]
     rows.append(Row("attack, times its bare kernels", attack / kernels, "x", 1 / 0.85, "less"))
     rows += [
@@ -135,10 +138,16 @@ def main() -> None:
         for kind, (_, ours_) in times.items()
     ]
     rows += [
-        Row(f"{kind} step in bfloat16, times the plain loop", times[kind][0] / bfloat16[kind], "x") for kind in times
+        Row(
+            f"{kind} step in bfloat16, times the plain loop",
+            times[kind][0] / bfloat16[kind] if kind in bfloat16 else None,
+            "x",
+        )
+        for kind in times
     ]
     milliseconds = {
-        kind: {"plain": 1e3 * a, "ours": 1e3 * b, "bfloat16": 1e3 * bfloat16[kind]} for kind, (a, b) in times.items()
+        kind: {"plain": 1e3 * a, "ours": 1e3 * b} | ({"bfloat16": 1e3 * bfloat16[kind]} if kind in bfloat16 else {})
+        for kind, (a, b) in times.items()
     }
     show(
         f"Training steps (Digits network, batch {BATCH}, one thread, CPU time)",
@@ -148,9 +157,7 @@ def main() -> None:
         gigaflops=rate / 1e9,
     )
     for kind, each in milliseconds.items():
-        print(
-            f"  {kind:<12} plain {each['plain']:7.1f}   ours {each['ours']:7.1f}   bfloat16 {each['bfloat16']:7.1f} ms"
-        )
+        print(f"  {kind:<12}", "   ".join(f"{name} {figure:7.1f}" for name, figure in each.items()), "ms")
     print(f"  matrix rate {rate / 1e9:.0f} GF/s; attack {1e3 * attack:.0f} ms, its kernels {1e3 * kernels:.0f} ms")
 
 
