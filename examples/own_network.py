@@ -1,6 +1,6 @@
 """FedRBN on your own network and your own images, from training to a file to deploy.
 
-    python examples/own_model.py [FOLDER FOR THE RESULTS]
+    python examples/own_network.py [FOLDER FOR THE RESULTS]
 
 The network is any nn.Module with batch norm; the images are any uint8 tensors. Both are named in the settings as
 `module:function`, so the same names work in a config file and on the command line.
@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 
 import fedrbn
-from fedrbn.models.export import export_client
-from fedrbn.models.model_file import read
 
 
 def network(classes: int, channels: int) -> nn.Module:
@@ -56,8 +54,8 @@ def main(folder: Path) -> Tensor:
     """Federate, evaluate, export, predict."""
     experiment = fedrbn.make(
         {
-            "model": {"name": "own_model:network"},
-            "data": {"name": "own_model:pictures"},
+            "model": {"name": "own_network:network"},
+            "data": {"name": "own_network:pictures"},
             "federation": {"users_per_domain": 2, "at": 0.5, "fraction": 1.0, "validation": 0.25},
             "train": {"rounds": 20, "lr": 0.05, "batch_size": 10, "validate_every": 10},
             "attack": {"eps": "4/255", "step_size": "1/255"},
@@ -67,10 +65,10 @@ def main(folder: Path) -> Tensor:
     record = fedrbn.run(experiment, folder / "run", force=True)
     print(f"mean over users: SA {record['mean']['sa']:.0%}, RA {record['mean']['ra']:.0%}")
 
-    exported = export_client(folder / "run", "bright-1", folder / "bright.safetensors")
+    exported = fedrbn.export_client(folder / "run", "bright-1", folder / "bright.safetensors")
     print(f"exported {exported.path.name}: {exported.bytes_after} bytes, logits agree to {exported.deviation:.0e}")
 
-    model = read(exported.path, network="own_model:network")
+    model = fedrbn.open_model(exported.path, network="own_network:network")
     pixels, labels = pictures(None).domains[1].test.pixels(slice(0, 8))
     right = model.logits(pixels).argmax(1) == labels
     print(f"the file gets {int(right.sum())} of {len(right)} right")
