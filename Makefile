@@ -3,10 +3,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 READY := $(VENV)/.ready
+PARALLEL := -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo flower-demo test test-slow browser lint bench bench-peers adversaries clean soak fuzz audit docs dist
+.PHONY: help setup demo flower-demo test coverage test-slow browser lint bench bench-peers adversaries clean soak fuzz audit docs dist
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -32,8 +33,11 @@ flower-demo: $(READY) ## The same over TLS: a SuperLink and 4 authenticated Supe
 	rm -rf runs/flower-demo
 	$(BIN)/fedrbn deploy demo flower-demo --out runs/flower-demo
 
-test: $(READY) ## The tests that take seconds each, with a coverage figure
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --durations=20 --cov --cov-report=term
+test: $(READY) ## The tests that take seconds each
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(PARALLEL) --durations=20
+
+coverage: $(READY) ## The same tests with a coverage figure, which takes about a quarter longer
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(PARALLEL) --cov --cov-report=term
 
 browser: ## Install chromium for the tests of the report page, where it is missing and apt-get can
 	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
@@ -43,7 +47,7 @@ browser: ## Install chromium for the tests of the report page, where it is missi
 	else echo "chromium is missing: install it (Debian: sudo apt-get install chromium) for the tests of the report page"; fi
 
 test-slow: $(READY) browser ## The tests that need minutes, real data (FEDRBN_DATA) or processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --durations=20
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PARALLEL) --durations=20
 
 lint: $(READY) ## Ruff and strict mypy
 	$(BIN)/ruff check .
@@ -57,6 +61,7 @@ bench: $(READY) ## Speed against plain loops and libraries, growth, and a profil
 	$(BIN)/python benchmarks/profiling.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/together.py
+	$(BIN)/python benchmarks/estimates.py
 	$(BIN)/python benchmarks/flower.py
 	$(BIN)/python tools/pages.py
 

@@ -1,14 +1,11 @@
-"""How long a run takes: its parts from the time of a step and of a pass, and against a real run."""
+"""How long a run takes: its parts from the time of a step and of a pass."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-import fedrbn
 from fedrbn.config import Experiment
 from fedrbn.cost import estimate as module
 from fedrbn.cost.estimate import estimate
@@ -29,16 +26,3 @@ def test_the_parts_add_up(tiny: Callable[..., Experiment], monkeypatch: pytest.M
     assert found.startup == 0
     assert found.total == found.startup + found.training + found.evaluation
     assert estimate(assembly, finished=4).training == 0
-
-
-@pytest.mark.slow
-def test_a_real_run_takes_about_as_long(
-    tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In processor time, which other programs do not change."""
-    monkeypatch.setattr(time, "perf_counter", time.process_time)
-    wanted = tiny(federation={"fraction": 0.2, "test_samples": 40}, attack={"steps": 7}, train={"rounds": 6})
-    expected = estimate(assemble(wanted)).total
-    started = time.process_time()
-    fedrbn.run(wanted, tmp_path / "run")
-    assert 0.4 < expected / (time.process_time() - started) < 2.5
