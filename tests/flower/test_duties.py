@@ -11,10 +11,12 @@ import torch
 
 from fedrbn.config import ConfigError
 from fedrbn.fleet.probe import workload
+from fedrbn.fleet.replanning import recorded
 from fedrbn.flower.client_app import app
 from fedrbn.flower.log import events
 from fedrbn.runs import train
 from fedrbn.runs.directory import RunDirectory
+from fedrbn.runs.records import rounds
 from fedrbn.types import Duty, Role
 
 from .in_process import InProcessGrid
@@ -40,6 +42,23 @@ def test_a_plan_gives_the_weights_of_the_embedded_run(tmp_path: Path) -> None:
     assert all(torch.equal(here.shared[name], there.shared[name]) for name in here.shared)
     for client, own in here.personal.items():
         assert all(torch.equal(own[name], there.personal[client][name]) for name in own)
+
+
+def test_replanning_between_rounds_is_that_of_the_embedded_run(tmp_path: Path) -> None:
+    """The plan claims 10¹⁵ MACs per second and a deadline of a microsecond, so every measured time is far too long.
+
+    After the second round nobody can afford more than plain ST, wherever the clients run: the third is the same.
+    """
+    fast = {client: {**own, "speed": [1e15, 1e15, 1e15]} for client, own in DUTIES.items()}
+    planned = {"duties": {"clients": fast, "deadline": 1e-6}, "replan": 2}
+    chosen = experiment(federation=planned, train={"rounds": 3, "validate_every": 3})
+    train.run(chosen, tmp_path / "embedded")
+    served(tmp_path, "flower", chosen)
+    told = [recorded(record) for record in rounds(RunDirectory.open(tmp_path / "flower"))]
+    assert told[1]["plain-0"] == Role.AT.duty
+    assert told[2] == dict.fromkeys(DUTIES, Duty(lam=0.0))
+    here, there = last(tmp_path / "embedded"), last(tmp_path / "flower")
+    assert all(torch.equal(here.shared[name], there.shared[name]) for name in here.shared)
 
 
 def test_a_node_without_a_planned_duty_is_refused(tmp_path: Path) -> None:
