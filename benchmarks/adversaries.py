@@ -162,34 +162,6 @@ def scale(declared: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {json.dumps(value)}" for name, value in pairs)
 
 
-def piece(declared: Mapping[str, Any], rows: list[dict[str, Any]], command: str, seed: int) -> dict[str, Any]:
-    """The attacks as a piece of docs/reliability.md: a part's first row has no attack, its first column no defence."""
-    made = []
-    for part in declared["parts"]:
-        own = [row for row in rows if row["part"] == part["title"]]
-        peace = own[0]["sa"]
-        for label in [row["label"] for row in part["rows"][1:]]:
-            bare, *defended = [row for row in own if row["row"] == label]
-            best = max(defended, key=lambda row: row["sa"])
-            made.append(
-                {
-                    "fault": f"{label} ({len(bare['attackers'])} malicious clients)",
-                    "tried": len(defended) + 1,
-                    "happened": f"SA / RA of honest users {accuracies(bare, part['rounds'])} undefended, "
-                    + ", ".join(f"{row['column']}: {accuracies(row, part['rounds'])}" for row in defended),
-                    "lost": f"{100 * max(0, peace - bare['sa']):.1f} points of SA undefended, "
-                    f"{100 * max(0, peace - best['sa']):.1f} with {best['column']}",
-                }
-            )
-    return {
-        "section": declared["title"],
-        "made_by": command,
-        "seed": seed,
-        "scale": scale(declared) + "; in brackets the SA of the worst-off honest user",
-        "rows": made,
-    }
-
-
 def accuracies(cell: Mapping[str, Any], rounds: int) -> str:
     """SA / RA (SA of the worst-off user), in %."""
     numbers = f"{100 * cell['sa']:.1f} / {100 * cell['ra']:.1f} ({100 * cell['worst_sa']:.0f})"
@@ -203,7 +175,6 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--store", type=Path, default=Path("runs/adversaries"))
-    parser.add_argument("--piece", type=Path, default=Path("results/reliability/adversaries.json"))
     given = parser.parse_args()
     declared = tomllib.loads(given.declaration.read_text(encoding="utf-8"))
     given.store.mkdir(parents=True, exist_ok=True)
@@ -219,10 +190,6 @@ def main() -> None:
     content = {"command": command, "seed": given.seed, "declared": declared, "cells": rows}
     (given.out / "results.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     (given.out / "README.md").write_text(markdown(declared, rows, command, given.seed))
-    if any(row["attackers"] for row in rows):
-        given.piece.parent.mkdir(parents=True, exist_ok=True)
-        written = json.dumps(piece(declared, rows, command, given.seed), indent=1, ensure_ascii=False)
-        given.piece.write_text(written + "\n")
 
 
 if __name__ == "__main__":

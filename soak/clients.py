@@ -58,16 +58,16 @@ CHANGES: dict[str, Change] = {
     "a client never answers": lambda _, __: [],
     "a client answers to an earlier round": lambda u, _: [replace(u, round=u.round - 1)],
     "an update with a NaN": _in_shared(_put(math.nan)),
-    "an update with an infinite number": _in_shared(_put(math.inf)),
+    "an update with an infinite value": _in_shared(_put(math.inf)),
     "an exploded update": _in_shared(lambda tensor, _: tensor + 1e6),
     "an update of another shape": _in_shared(lambda tensor, _: tensor[None]),
     "an update of another type": _in_shared(lambda tensor, _: tensor.half()),
-    "an update that lacks a tensor": _without_a_tensor,
-    "an update with a tensor too many": lambda u, _: [replace(u, shared=u.shared | {"x.y": torch.ones(1)})],
+    "an update without one of its tensors": _without_a_tensor,
+    "an update with an extra tensor": lambda u, _: [replace(u, shared=u.shared | {"x.y": torch.ones(1)})],
     "a negative variance": _negative_variance,
     "a sample count of zero": lambda u, _: [replace(u, samples=0)],
     "a sample count of a billion": lambda u, _: [replace(u, samples=10**9)],
-    "a loss that is no number": lambda u, _: [replace(u, metrics={**u.metrics, "loss": math.nan})],
+    "a loss of NaN": lambda u, _: [replace(u, metrics={**u.metrics, "loss": math.nan})],
 }
 """What becomes of an upload on its way."""
 
@@ -122,7 +122,7 @@ def _changed(
         after, report = next(federate(state, plan, _replayed(results)))
         expected, _ = next(federate(state, plan, _replayed(others)))
         _ensure_left_out(victim.client, state.round, after, report, expected)
-    return Row(name, tries, "left out and recorded with client, round and cause; the others' mean is exact")
+    return Row(name, tries, "left out; client, round and cause recorded; the mean of the others is exact")
 
 
 def _ensure_left_out(client: str, number: int, after: ServerState, report: RoundReport, expected: ServerState) -> None:
@@ -187,7 +187,7 @@ def _killed_workers(
         after, report = _struck(assembly, assembly.plan, state, _kill, random)
         if not _same(after, expected) or report.failures:
             raise LostError("got another state after a worker was killed; expected its job to be done again.")
-    return Row("a worker process killed (SIGKILL) in a round", tries, "replaced, its job done again: the same bytes")
+    return Row("a worker process killed (SIGKILL) in a round", tries, "replaced, its job repeated: the same bytes")
 
 
 def _hanging_workers(
@@ -205,5 +205,5 @@ def _hanging_workers(
     return Row(
         "a worker process that hangs (SIGSTOP), with a deadline",
         tries,
-        f"given up after the deadline ({given_up} times in the middle of a job: that client is left out), others exact",
+        f"abandoned at the deadline ({given_up} times in the middle of a job: that client is left out), others exact",
     )

@@ -66,10 +66,10 @@ def rows(folder: Path, kills: int, random: np.random.Generator) -> list[Row]:
     if status != "finished:completed":
         raise LostError(f"got a deployed run that ended as {status}; expected it to be completed.")
     _ensure_close(_last(run), _last(folder / "embedded"))
-    same = "the run waits and ends with the weights of an embedded run that nothing happened to"
+    same = "the run waits and ends with the weights of an undisturbed embedded run"
     return [
-        Row("a SuperNode killed (SIGKILL) in a deployed run and started again", kills, same),
-        Row("the SuperLink killed (SIGKILL) in a deployed run, started and given the run again", 1, same),
+        Row("a SuperNode killed (SIGKILL) in a deployed run and restarted", kills, same),
+        Row("the SuperLink killed (SIGKILL) in a deployed run, restarted, and the run submitted again", 1, same),
         Row("a registered node that claims the place of a client whose node was killed", 1, f"refused, and {same}"),
     ]
 

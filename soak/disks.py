@@ -86,11 +86,11 @@ def _cut_lines(path: Path, random: np.random.Generator) -> None:
 
 
 HARMS: dict[str, tuple[Harm, str]] = {
-    "a bit of the last checkpoint changed": (_change_bit, "found out, went on from the one before"),
-    "the last checkpoint cut off": (_cut, "found out, went on from the one before"),
+    "a bit of the last checkpoint changed": (_change_bit, "detected; resumed from the previous one"),
+    "the last checkpoint cut off": (_cut, "detected; resumed from the previous one"),
     "the last checkpoint removed": (
         lambda path, _: (path / "last.safetensors").unlink(),
-        "went on from the one before",
+        "resumed from the previous one",
     ),
     "a line of the records cut off": (_cut_lines, "dropped"),
 }
@@ -108,7 +108,7 @@ def _full(folder: Path, data: Data, tries: int, expected: dict[str, str], random
         ensure_same(path, expected, "a full disk")
     if stopped < tries:
         raise LostError(f"got {tries - stopped} runs that did not notice the full disk; expected none.")
-    return Row("disk full while training", tries, "stopped with an error; with room again ended with the same bytes")
+    return Row("disk full while training", tries, "stopped with an error; with room again, ended with the same bytes")
 
 
 def _limited(path: Path, data: Data, limit: int) -> None:
@@ -123,7 +123,7 @@ def _read_only(tries: int) -> Row:
         except StorageError:
             continue
         raise LostError("got a run in a directory that cannot be written; expected it to be refused.")
-    return Row("a run directory that cannot be written", tries, "refused before training, with a remedy")
+    return Row("a run directory that cannot be written", tries, "refused before training; the message says what to do")
 
 
 def _foreign(folder: Path, data: Data, tries: int) -> list[Row]:
@@ -137,8 +137,12 @@ def _foreign(folder: Path, data: Data, tries: int) -> list[Row]:
         (path / "last.safetensors").write_bytes(newer)
         _refused(partial(recover, RunDirectory.open(path)))
     return [
-        Row("a checkpoint of another network", tries, "refused, naming the layer and both shapes"),
-        Row("a checkpoint of an unknown version", tries, "refused, naming both formats; the file is left as it is"),
+        Row("a checkpoint of another network", tries, "refused; the message names the layer and both shapes"),
+        Row(
+            "a checkpoint of an unknown version",
+            tries,
+            "refused; the message names both formats; the file is unchanged",
+        ),
     ]
 
 

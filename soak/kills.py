@@ -62,7 +62,7 @@ def at_random_moments(folder: Path, data: Data, kills: int, random: np.random.Ge
     return Row(
         "training killed (SIGKILL) at a random moment",
         killed,
-        f"continued; {finished + 1} runs that were killed up to their end are byte for byte the uninterrupted one",
+        f"resumed; the {finished + 1} interrupted runs ended with the same bytes",
     )
 
 
@@ -92,7 +92,7 @@ def at_every_step_of_writing(folder: Path, data: Data, most: int, random: np.ran
     return Row(
         "training killed inside a write, before a sync or before a rename",
         len(chosen),
-        f"continued to the same bytes, from {len(chosen)} of the {total} steps of writing that a run has",
+        f"resumed to the same bytes, after a kill at {len(chosen)} of the {total} write steps of a run",
     )
 
 
@@ -199,7 +199,7 @@ def of_the_whole_group(folder: Path, kills: int, random: np.random.Generator) ->
     return Row(
         "fedrbn run with two worker processes, the process group killed",
         killed,
-        "continued in one process to the same bytes",
+        "resumed in one process to the same bytes",
     )
 
 

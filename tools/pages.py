@@ -70,7 +70,7 @@ RESULTS = {
 
 def table(content: dict[str, Any]) -> str:
     """Rows with their targets, and where they were measured."""
-    lines = ["| figure | reached | target | |", "|---|---|---|---|"]
+    lines = ["| measurement | result | target | |", "|---|---|---|---|"]
     for row in content["rows"]:
         sign = "≥" if row["better"] == "more" else "≤"
         target = "" if row["target"] is None else f"{sign} {row['target']:.4g}"
@@ -91,9 +91,9 @@ def shares(content: dict[str, Any]) -> str:
 def where(machine: dict[str, Any]) -> str:
     """The machine, and how busy it was."""
     return (
-        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, load {machine['load']:.1f} at "
-        "the end (a load above the number of cores means that others were running: ratios of CPU time still hold, "
-        "those of the clock do not)."
+        f"Measured on {machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, load "
+        f"{machine['load']:.1f} at the end. A load above the number of cores means that other processes were running; "
+        "then ratios of CPU time are still valid, ratios of wall-clock time are not."
     )
 
 

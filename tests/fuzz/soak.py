@@ -118,7 +118,7 @@ def bomb_row(bombs: list[dict[str, object]]) -> dict[str, object]:
 def row(name: str, tallies: list[Tally]) -> dict[str, object]:
     """Tallies as one row of the table."""
     counts = sum((tally.counts for tally in tallies), Counter[str]())
-    told = f"{counts[REFUSED]:,} refused with a message, {counts[ACCEPTED]:,} valid after all"
+    told = f"{counts[REFUSED]:,} refused with a message, {counts[ACCEPTED]:,} valid"
     failures = [f"{tally.name}: {tally.failure[:_MOST_SHOWN]}" for tally in tallies if tally.failure]
     if failures:
         told = "FAILED: " + "; ".join(failures)
@@ -169,7 +169,7 @@ def main() -> int:
             "section": "Bad input",
             "made_by": command,
             "seed": chosen.seed,
-            "scale": f"{len(SUBJECTS)} kinds of input, each case in its own folder; writing elsewhere is a failure",
+            "scale": f"{len(SUBJECTS)} kinds of input, each case in its own folder; a write outside it is a failure",
             "seconds": round(time.perf_counter() - started),
             "rows": rows,
         }

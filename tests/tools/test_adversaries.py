@@ -77,18 +77,6 @@ ROWS = [
 ]
 
 
-def test_the_piece_for_the_reliability_table(script: ModuleType) -> None:
-    """0.9 without attack: undefended 0.1 loses 80 points, the best defence 0.85 loses 5."""
-    (found,) = script.piece(DECLARED, ROWS, "command", 1)["rows"]
-    assert found == {
-        "fault": "flip (2 malicious clients)",
-        "tried": 3,
-        "happened": "SA / RA of honest users 10.0 / 50.0 (25) undefended, median: 85.0 / 50.0 (25), "
-        "krum: 60.0 / 50.0 (25) †",
-        "lost": "80.0 points of SA undefended, 5.0 with median",
-    }
-
-
 def test_the_table(script: ModuleType) -> None:
     lines = script.markdown(DECLARED, ROWS, "command", 1).splitlines()
     assert "| flip | 10.0 / 50.0 (25) | 85.0 / 50.0 (25) | 60.0 / 50.0 (25) † |" in lines

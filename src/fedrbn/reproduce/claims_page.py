@@ -41,15 +41,15 @@ def rule() -> str:
     """How a verdict comes about, with the numbers that the code uses."""
     scales = " or ".join(f"`{scale}`" for scale in verdicts.COUNTING)
     return (
-        "A claim is a list of comparisons, and it holds if all of them do. With one seed a difference below "
-        f"{claims.ONE_SEED:g} points is too close to call. With several seeds it must be larger than "
-        f"{verdicts.STANDARD_ERRORS:g} standard errors of its mean and than {claims.ONE_SEED / 2:g} point. Where the "
-        f"table has McNemar's test of the two cells, p must be below {verdicts.P:g} as well. Where numbers are no "
-        "accuracies, the claim has a threshold of its own. One comparison that goes the other way contradicts the "
-        "claim; one that is too close leaves it not confirmed. The verdict is that of `pixel`; a claim that holds only "
-        f"under `authors-release` says so. Only tables at scale {scales} as defined today count.\n\n"
-        "The column “paper” makes the same comparisons with the printed numbers, where any difference counts. Of "
-        "several differences the smallest is shown; ✓ as claimed, ≈ too close, ✗ the opposite."
+        "A claim is a list of comparisons. It holds if all of them hold. One comparison with the opposite result "
+        "contradicts the claim; one that is too close to call leaves it not confirmed. A difference counts if it is "
+        f"large enough: with one seed, at least {claims.ONE_SEED:g} points; with several seeds, more than "
+        f"{verdicts.STANDARD_ERRORS:g} standard errors of its mean and more than {claims.ONE_SEED / 2:g} point. If the "
+        f"table has McNemar's test of the two cells, p must also be below {verdicts.P:g}. Claims about other numbers "
+        "than accuracies have their own thresholds. The verdict is for `pixel`; if a claim holds only under "
+        f"`authors-release`, the verdict says so. Only tables at scale {scales}, as currently defined, count.\n\n"
+        "The column “paper” makes the same comparisons with the printed numbers, where any difference counts. If there "
+        "are several differences, the table shows the smallest. ✓ as claimed, ≈ too close to call, ✗ the opposite."
     )
 
 
@@ -84,8 +84,8 @@ def of_cost(claim: Claim, check: CostCheck) -> ClaimRow:
         [
             f"{claim.place}; `fedrbn cost --scale paper`.",
             "",
-            f"MACs of one {check.count} in the paper's count: {found:.3f} times as many, where {' and '.join(bounds)} "
-            f"counts as a yes. The paper: {check.paper:g}.",
+            f"Ratio of the MACs of one {check.count}, in the paper's count: {found:.3f}. The claim holds if it is "
+            f"{' and '.join(bounds)}. The paper's ratio is {check.paper:g}.",
         ],
     )
 
@@ -124,7 +124,7 @@ def _comparisons(gaps: Sequence[Gap], findings: Sequence[Finding | None]) -> lis
         cells = [_both(gap, printed), *(f"{_both(gap, one)} {MARKS[one.outcome]}" if one else "" for one in ours)]
         lines.append(f"| {' | '.join([*_named(gap), *cells])} |")
     left = len(gaps) - len(known)
-    return [*lines, *(["", f"Of {left} more no number is known."] if left else [])]
+    return [*lines, *(["", f"There are no numbers for {left} more."] if left else [])]
 
 
 def _both(gap: Gap, found: Decided | None) -> str:
