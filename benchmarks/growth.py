@@ -175,13 +175,13 @@ def main(users: int = USERS, figures: str = "docs/figures") -> None:
     per_user = (many["peak_mib"] - few["peak_mib"]) * 1024 / (many["users"] - few["users"])
     ends = [(count, spread[count]) for count in (ST_CLIENTS[-2], ST_CLIENTS[-1])]
     rows = [
-        Row(f"server's peak at {users} users, in models beside the start", models, "models", 8, "less"),
-        Row("the same, what each further user adds", per_user, "KiB", 1024, "less"),
-        Row("aggregation, share of memory bandwidth (triad)", rates["fold"] / rates["triad"], "", 0.5),
-        Row(f"propagation to {ST_CLIENTS[-1]:,} ST clients from {DONORS} AT clients", ends[1][1], "s"),
-        Row("the same, exponent over the last step (1 is linear)", _exponent(*ends), "", 1.15, "less"),
-        Row("server's CPU per upload, with making it up", 1e3 * many["seconds"] / many["users"], "ms"),
-        Row("θ into shared memory, once per round", 1e3 * sharing, "ms"),
+        Row(f"peak memory of the server at {users} users, above its start", models, "models", 8, "less"),
+        Row("memory that each further user adds", per_user, "KiB", 1024, "less"),
+        Row("speed of aggregation, share of the memory bandwidth (triad)", rates["fold"] / rates["triad"], "", 0.5),
+        Row(f"CPU time of propagation to {ST_CLIENTS[-1]:,} ST clients from {DONORS} AT clients", ends[1][1], "s"),
+        Row("growth of this time with ST clients, as an exponent (1 is linear)", _exponent(*ends), "", 1.15, "less"),
+        Row("CPU time of the server per upload, generating it included", 1e3 * many["seconds"] / many["users"], "ms"),
+        Row("copying θ into shared memory, once per round", 1e3 * sharing, "ms"),
     ]
     here = Path(__file__)
     draw(servers, spread, here.parents[1] / figures)

@@ -1,6 +1,6 @@
-"""Compare three methods and plot their robust over their standard accuracy.
+"""Compare three methods, and plot robust accuracy over standard accuracy.
 
-python examples/compare_and_plot.py [FOLDER FOR THE RESULTS]
+python examples/compare_and_plot.py [RESULTS_FOLDER]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 def main(folder: Path) -> None:
-    """Run what is not in the store yet, print the table, write the plot."""
+    """Train what is not in the folder yet, print the table, and write the plot."""
     comparison = fedrbn.compare(SETTINGS, ["fedrbn", "fatbn", "fatavg"], store=folder)
     print(comparison)
     figure, ax = plt.subplots()

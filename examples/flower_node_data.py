@@ -1,8 +1,8 @@
-"""Data of a Flower node: a function that the node's own node.toml names. The images never leave the node.
+"""Give a Flower node its own data. The images never leave the node.
 
-    python examples/flower_node_data.py          # shows what the node would train on
+    python examples/flower_node_data.py          # prints what the node would train on
 
-Copy this file into the node's folder, change `images`, and write into its node.toml:
+Copy this file into the node's folder and change `images`. Then name the function in the node's node.toml:
 
     name = "clinic-1"
     data = "flower_node_data:images"
@@ -21,7 +21,7 @@ from fedrbn.flower.site import SiteData
 
 
 def images(node_config: Mapping[str, object]) -> SiteData:
-    """Three parts that share no image: uint8 pixels [n, 3, height, width] and int64 labels."""
+    """Training, validation and test data without common images: uint8 pixels [n, 3, height, width], int64 labels."""
     found = load_digits()
     pixels = np.kron(found.images * 15.9375, np.ones((1, 4, 4))).astype(np.uint8)[:, 2:30, 2:30]
     everything = torch.from_numpy(pixels)[:, None].repeat(1, 3, 1, 1)

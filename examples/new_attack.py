@@ -1,6 +1,6 @@
-"""A new attack: the best of some random corners of the ε-ball. Train once, then evaluate with it.
+"""Write a new attack, which tries random corners of the ε-ball. Train once, then evaluate with PGD and the new attack.
 
-python examples/new_attack.py [FOLDER FOR THE RESULTS]
+python examples/new_attack.py [RESULTS_FOLDER]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EPS, TRIES = 8 / 255, 10
 
 
 def random_corners(logits: Logits, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-    """Of several random corners of the ball, for each image the one with the largest cross-entropy."""
+    """Try several random corners of the ball; return, for each image, the one with the largest cross-entropy."""
     best, worst_loss = x, torch.full(y.shape, -torch.inf)
     for _ in range(TRIES):
         signs = 2.0 * torch.randint(0, 2, x.shape, generator=generator) - 1

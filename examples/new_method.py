@@ -1,6 +1,6 @@
-"""A new method in a few lines: FATBN whose ST clients train on noisy images.
+"""Write a new method: FATBN whose ST clients train on noisy images. Compare it with FATBN.
 
-python examples/new_method.py [FOLDER FOR THE RESULTS]
+python examples/new_method.py [RESULTS_FOLDER]
 """
 
 import sys
@@ -17,12 +17,12 @@ from fedrbn.types import Branch, Stats
 
 @dataclass(frozen=True)
 class Noisy:
-    """Cross-entropy on images with Gaussian noise: what ST clients minimise."""
+    """The loss of ST clients: cross-entropy on images with Gaussian noise."""
 
     std: float = 0.05
 
     def __call__(self, net: DualNet, x: torch.Tensor, y: torch.Tensor, generator: torch.Generator) -> float:
-        """Add the gradients of a batch and return its loss."""
+        """Add the gradients of one batch to the parameters and return its loss."""
         noised = (x + self.std * torch.randn(x.shape, generator=generator)).clamp(0, 1)
         loss = F.cross_entropy(net(noised, Branch.CLEAN, Stats.BATCH), y)
         loss.backward()
@@ -30,7 +30,7 @@ class Noisy:
 
 
 def noisy_fatbn(attack: fedrbn.PGD) -> fedrbn.Method:
-    """The method: a value, made from another one."""
+    """The method: FATBN with another loss for ST clients."""
     return replace(fatbn(attack), name="noisy-fatbn", st=Noisy())
 
 

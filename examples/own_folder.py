@@ -1,8 +1,8 @@
-"""FedRBN on a folder of your own images: root/<domain>/<class>/*.png.
+"""Train on your own folder of images: root/<domain>/<class>/*.png.
 
-    python examples/own_folder.py [FOLDER FOR THE RESULTS]
+    python examples/own_folder.py [RESULTS_FOLDER]
 
-The images are drawn here so that the example runs anywhere: discs and squares, taken by two cameras.
+The example draws its images, discs and squares from two cameras, so that it runs anywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import fedrbn
 
 
 def draw(root: Path) -> None:
-    """Write 60 images for each camera and class."""
+    """Draw 60 images for each camera and class."""
     random = np.random.default_rng(0)
     for camera, ground in {"indoor": 60, "outdoor": 170}.items():
         for shape in ("disc", "square"):
@@ -32,7 +32,7 @@ def draw(root: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """Draw, train, and print the accuracies of both cameras."""
+    """Draw the images, train, and print the accuracies of both cameras."""
     draw(folder / "photos")
     experiment = fedrbn.make({
         "data": {"name": str(folder / "photos"), "image_size": 28},

@@ -1,9 +1,9 @@
-"""FedRBN on your own network and your own images, from training to a file to deploy.
+"""Use your own network and your own images, from training to a file to deploy.
 
-    python examples/own_network.py [FOLDER FOR THE RESULTS]
+    python examples/own_network.py [RESULTS_FOLDER]
 
-The network is any nn.Module with batch norm; the images are any uint8 tensors. Both are named in the settings as
-`module:function`, so the same names work in a config file and on the command line.
+The network is any nn.Module with batch norm. The images are any uint8 tensors. The settings name both as
+`module:function`. The same names work in a TOML file and on the command line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import fedrbn
 
 
 def network(classes: int, channels: int) -> nn.Module:
-    """My network: pixels in [0, 1] to logits."""
+    """Your network: pixels in [0, 1] to logits."""
     return nn.Sequential(
         nn.Conv2d(channels, 8, kernel_size=3, stride=2, padding=1),
         nn.BatchNorm2d(8),
@@ -33,7 +33,7 @@ def network(classes: int, channels: int) -> nn.Module:
 
 
 def pictures(image_size: int | None) -> fedrbn.DataSet:
-    """My images: horizontal or vertical stripes, from a dark and from a bright camera; easy on purpose."""
+    """Your images: horizontal or vertical stripes from a dark and a bright camera. They are easy on purpose."""
     random = torch.Generator().manual_seed(0)
 
     def samples(count: int, light: int) -> fedrbn.Samples:
@@ -51,7 +51,7 @@ def pictures(image_size: int | None) -> fedrbn.DataSet:
 
 
 def main(folder: Path) -> Tensor:
-    """Federate, evaluate, export, predict."""
+    """Train, evaluate, export, predict."""
     experiment = fedrbn.make(
         {
             "model": {"name": "own_network:network"},

@@ -77,6 +77,9 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     api = re.sub(r"<[^>]+>|\s", "", (tmp_path / "api.html").read_text(encoding="utf-8"))
     assert "run(experiment,path,*,network=None," in api
     assert (tmp_path / "search/search_index.js").exists(), "search from disk needs the index as a script"
+    home = (tmp_path / "index.html").read_text(encoding="utf-8")
+    loaded = re.findall(r'<(?:script|img|iframe)[^>]+src="(\w+://[^"]+)"', home)
+    assert loaded == [], "the site works without a network"
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ def read(path: Path) -> Fleet:
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(
             f"got fleet file {path} with {place or 'content'}: {first['msg'].removeprefix('Value error, ')}; expected "
-            "deadline, [[device]] entries and the sections of an experiment (docs/deploy.md has an example)."
+            "deadline, [[device]] entries and the sections of an experiment (docs/budgets.md has an example)."
         ) from None
     devices = tuple(device for item in entry.device for device in _devices(item, path.parent))
     names = [device.id for device in devices]

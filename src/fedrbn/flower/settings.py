@@ -89,7 +89,8 @@ def _validated(own: dict[str, Any]) -> FlowerConfig:
         first = error.errors()[0]
         key = str(first["loc"][0])
         nearest = difflib.get_close_matches(key, FlowerConfig.model_fields, n=1, cutoff=0.4)
-        remedy = f"did you mean flower.{nearest[0]}?" if nearest and nearest[0] != key else "see docs/flower.md."
+        known = nearest and nearest[0] != key
+        remedy = f"did you mean flower.{nearest[0]}?" if known else "see docs/flower-settings.md."
         raise ConfigError(
             f"got flower.{key} = {first['input']!r} in the run config; expected otherwise: {first['msg']}; {remedy}"
         ) from None
