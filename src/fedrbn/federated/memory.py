@@ -77,7 +77,7 @@ def activations(net: DualNet, image_shape: tuple[int, int, int]) -> int:
 
     x = torch.zeros(2, *image_shape, device=next(net.parameters()).device)
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        logits = trial(x, Branch.CLEAN, Stats.BATCH)  # noqa: F841  (held, so that no place is used twice)
+        logits = trial(x, Branch.CLEAN, Stats.BATCH)  # noqa: F841  (kept alive, so that no memory is reused)
     return sum(kept.values()) // 2
 
 

@@ -101,7 +101,7 @@ class Withheld:
     """Stands for an adversary that the server does not reveal to an ST client, which does not need it."""
 
     def __call__(self, loss: Loss, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:  # noqa: ARG002
-        """Refuses."""
+        """Raise an error."""
         raise MessageError("got an adversarial step in a job without an attack; expected standard training.")
 
 

@@ -135,7 +135,7 @@ def _wait(lobby: Lobby, settings: FlowerConfig, end: float) -> tuple[set[int], l
         if time.monotonic() > end:
             raise ConfigError(
                 f"got {len(guests)} nodes that take part within {settings.wait:g} s; expected flower.nodes = "
-                f"{settings.nodes}. Start more SuperNodes, or look in events.jsonl why others were refused."
+                f"{settings.nodes}. Start more SuperNodes; events.jsonl says why others were refused."
             )
         time.sleep(settings.poll)
 

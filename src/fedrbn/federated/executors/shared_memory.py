@@ -63,7 +63,7 @@ class SharedBuffers:
         self.blocks: list[Tensor] = []
         self.free: set[int] = set()
         self.sent: set[int] = set()
-        """Blocks that the receiver has. Fetching one needs the sender, so a sender that hangs would block it."""
+        """Blocks that the receiver has. Fetching one needs the sender, so a hanging sender would block the receiver."""
 
     def put(self, tensors: Tensors) -> TensorBlock:
         """Copy the tensors into a block that is not in use."""
