@@ -1,4 +1,4 @@
-"""The generated part of docs/claims.md: the rule, a table of verdicts, and below it what each verdict follows from."""
+"""The generated part of docs/claims.md: the rule, a table of verdicts, and the comparisons behind each verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARKS = {Outcome.HOLDS: "✓", Outcome.UNCLEAR: "≈", Outcome.OPPOSITE: "✗"}
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """A claim, its verdict, what stands in the three columns of numbers, and the lines of its section."""
+    """A claim, its verdict, the content of the three columns of numbers, and the lines of its section."""
 
     claim: Claim
     verdict: Verdict
@@ -26,7 +26,7 @@ class ClaimRow:
 
 
 def markdown(declared: Sequence[Claim], results: Path) -> str:
-    """Claims against the tables in the folder of results."""
+    """The claims compared with the tables in the folder of results."""
     among = verdicts.tables(results)
     rows = [of_cost(claim, claim.cost) if claim.cost else of_tables(claim, among) for claim in declared]
     lines = [rule(), "", "| | claim | paper | ours, `pixel` | ours, `authors-release` | verdict |", "|---" * 6 + "|"]
@@ -38,18 +38,18 @@ def markdown(declared: Sequence[Claim], results: Path) -> str:
 
 
 def rule() -> str:
-    """How a verdict comes about, with the numbers that the code uses."""
+    """How a verdict is decided, with the numbers that the code uses."""
     scales = " or ".join(f"`{scale}`" for scale in verdicts.COUNTING)
     return (
         "A claim is a list of comparisons, and it holds if all of them do. With one seed a difference below "
         f"{claims.ONE_SEED:g} points is too close to call. With several seeds it must be larger than "
         f"{verdicts.STANDARD_ERRORS:g} standard errors of its mean and than {claims.ONE_SEED / 2:g} point. Where the "
-        f"table has McNemar's test of the two cells, p must be below {verdicts.P:g} as well. Where numbers are no "
-        "accuracies, the claim has a threshold of its own. One comparison that goes the other way contradicts the "
-        "claim; one that is too close leaves it not confirmed. The verdict is that of `pixel`; a claim that holds only "
-        f"under `authors-release` says so. Only tables at scale {scales} as defined today count.\n\n"
-        "The column “paper” makes the same comparisons with the printed numbers, where any difference counts. Of "
-        "several differences the smallest is shown; ✓ as claimed, ≈ too close, ✗ the opposite."
+        f"table has McNemar's test of the two cells, p must also be below {verdicts.P:g}. Claims about other numbers "
+        "than accuracies have their own threshold. One comparison that goes the other way contradicts the claim; one "
+        "that is too close leaves it not confirmed. `pixel` decides the verdict; a claim that holds only under "
+        f"`authors-release` is marked. Only tables at scale {scales} as currently defined count.\n\n"
+        "The column “paper” makes the same comparisons with the printed numbers, where any difference counts. If "
+        "there are several differences, the smallest is shown; ✓ as claimed, ≈ too close, ✗ the opposite."
     )
 
 
@@ -73,7 +73,7 @@ def of_tables(claim: Claim, among: verdicts.Tables) -> ClaimRow:
 
 
 def of_cost(claim: Claim, check: CostCheck) -> ClaimRow:
-    """A claim that `fedrbn cost` decides, whatever the threat model."""
+    """A claim that `fedrbn cost` decides, independent of the threat model."""
     found = verdicts.ratio(check)
     holds = check.at_least <= found <= check.at_most
     bounds = [f"at least {check.at_least:g}"] * (check.at_least > 0) + [f"at most {check.at_most:g}"]
@@ -84,14 +84,14 @@ def of_cost(claim: Claim, check: CostCheck) -> ClaimRow:
         [
             f"{claim.place}; `fedrbn cost --scale paper`.",
             "",
-            f"MACs of one {check.count} in the paper's count: {found:.3f} times as many, where {' and '.join(bounds)} "
-            f"counts as a yes. The paper: {check.paper:g}.",
+            f"MACs of one {check.count} in the paper's count: {found:.3f} times as many; {' and '.join(bounds)} "
+            f"confirms the claim. The paper: {check.paper:g}.",
         ],
     )
 
 
 def _short(gaps: Sequence[Gap], finding: Finding | None) -> str:
-    """The smallest difference that matters, and what it is the smallest of."""
+    """The smallest difference that matters, and its scale and seeds."""
     if finding is None:
         return ""
     there = [(gap, one) for gap, one in zip(gaps, finding.gaps, strict=True) if one is not None]
@@ -114,7 +114,7 @@ def _number(value: float, metric: str, sign: str = "") -> str:
 
 
 def _comparisons(gaps: Sequence[Gap], findings: Sequence[Finding | None]) -> list[str]:
-    """Every comparison of which a number is known; how many are left."""
+    """Every comparison with a known number, and how many have none."""
     columns = [finding.gaps if finding else (None,) * len(gaps) for finding in findings]
     known = [(gap, found) for gap, found in zip(gaps, zip(*columns, strict=True), strict=True) if any(found)]
     if not known:
@@ -124,7 +124,7 @@ def _comparisons(gaps: Sequence[Gap], findings: Sequence[Finding | None]) -> lis
         cells = [_both(gap, printed), *(f"{_both(gap, one)} {MARKS[one.outcome]}" if one else "" for one in ours)]
         lines.append(f"| {' | '.join([*_named(gap), *cells])} |")
     left = len(gaps) - len(known)
-    return [*lines, *(["", f"Of {left} more no number is known."] if left else [])]
+    return [*lines, *(["", f"{left} more have no number yet."] if left else [])]
 
 
 def _both(gap: Gap, found: Decided | None) -> str:
@@ -137,7 +137,7 @@ def _both(gap: Gap, found: Decided | None) -> str:
 
 
 def _named(gap: Gap) -> tuple[str, str]:
-    """What is compared, and the labels that both sides have in common."""
+    """What is compared, and the labels that both sides share."""
     less, more = gap.less, gap.more
     if more is None:
         return less.row, ", ".join(label for label in less[1:] if label != less.row and label)
