@@ -1,4 +1,4 @@
-"""Write docs/commands.md anew from the command line itself.
+"""Generate docs/commands.md from the command line itself.
 
 python tools/commands_page.py
 """
