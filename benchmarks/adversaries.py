@@ -32,7 +32,7 @@ from fedrbn.runs.checkpoint import Best
 from fedrbn.runs.directory import RunDirectory
 
 CELL = ("train", "method", "privacy", "malice")
-"""Sections that a row or column may set."""
+"""Sections that a row or column can set."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def measure(cell: Cell, start: ServerState | None, store: Path) -> dict[str, Any
 
 
 def result(assembly: Assembly, start: ServerState | None) -> dict[str, Any]:
-    """Train on from the state and evaluate_clients every user."""
+    """Continue training from the state and evaluate every user."""
     state = start or initial_state(assembly.net, assembly.plan)
     refused = 0
     with assembly.executor() as execute:
@@ -98,7 +98,7 @@ def result(assembly: Assembly, start: ServerState | None) -> dict[str, Any]:
             for reached, report in federate(state, assembly.plan, execute):
                 state = reached
                 refused += len(report.failures)
-        except FederationError as error:  # honest clients could not train on what the attackers had made of the weights
+        except FederationError as error:  # honest clients could not train with the manipulated weights
             print(f"stopped after round {state.round}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
         record, _ = evaluate_clients(assembly, state, execute, EvaluationSettings(adaptive=False))
     malicious = attackers(assembly.experiment, assembly.plan.members)
@@ -120,7 +120,7 @@ def result(assembly: Assembly, start: ServerState | None) -> dict[str, Any]:
 
 
 def markdown(declared: Mapping[str, Any], rows: list[dict[str, Any]], command: str, seed: int) -> str:
-    """One table for each part, a cell being SA / RA / SA of the worst-off user."""
+    """One table for each part; a cell is SA / RA / SA of the worst user."""
     lines = [
         f"# {declared['title']}",
         "",
@@ -163,7 +163,7 @@ def scale(declared: Mapping[str, Any]) -> str:
 
 
 def accuracies(cell: Mapping[str, Any], rounds: int) -> str:
-    """SA / RA (SA of the worst-off user), in %."""
+    """SA / RA (SA of the worst user), in %."""
     numbers = f"{100 * cell['sa']:.1f} / {100 * cell['ra']:.1f} ({100 * cell['worst_sa']:.0f})"
     return numbers if cell["last_round"] == rounds else f"{numbers} †"
 

@@ -1,7 +1,7 @@
-"""Seconds of CPU to attack the same network and images: ours against torchattacks and bare pyautoattack, in one run.
+"""CPU seconds to attack the same network and images: ours compared with torchattacks and plain pyautoattack.
 
-Ours includes everything that an evaluation does: the clean predictions, leaving out what is already wrong, folding,
-scoring the adversarial images. Writes benchmarks/evaluation.json.
+Ours includes everything that an evaluation does: clean predictions, skipping misclassified images, folding, and scoring
+the adversarial images. Writes benchmarks/evaluation.json.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def trained() -> tuple[DualNet, Samples]:
 
 
 def ours(net: DualNet, samples: Samples, attack: LogitsAttack) -> Callable[[], float]:
-    """Robust accuracy by the package."""
+    """Robust accuracy computed by the package."""
 
     def measure() -> float:
         answers = Accuracy(Branch.CLEAN, "attack", attack)(net, samples, torch.Generator().manual_seed(1))
@@ -53,7 +53,7 @@ def ours(net: DualNet, samples: Samples, attack: LogitsAttack) -> Callable[[], f
 
 
 def theirs(net: DualNet, samples: Samples, attack: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable:
-    """Robust accuracy by a library that attacks every image in batches of 128, then the network's prediction."""
+    """Robust accuracy computed by a library that attacks every image in batches of 128."""
     network = plain(net, Branch.CLEAN)
 
     def measure() -> float:
@@ -71,7 +71,7 @@ def theirs(net: DualNet, samples: Samples, attack: Callable[[torch.Tensor, torch
 
 
 def bare_autoattack(network: torch.nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """pyautoattack as its README calls it."""
+    """pyautoattack as in its README."""
 
     def attack(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with contextlib.redirect_stdout(io.StringIO()):

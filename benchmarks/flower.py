@@ -1,9 +1,9 @@
-"""What Flower costs: seconds and bytes per round, in one process, as simulation and as deployment, on the same work.
+"""The cost of Flower: seconds and bytes per round, in one process, as simulation and as deployment, for the same work.
 
-Four clients (1 AT, 3 ST) of digits-mini train FedRBN for a few rounds, with the same weights as result everywhere. The
-embedded run is the yardstick. Everything runs on this machine, one thread per process. Seconds of CPU are of all
-processes together and hardly depend on what else the machine does; seconds by the clock do. Linux only, because CPU
-seconds of other processes are read from /proc. Writes benchmarks/flower.json.
+Four clients (1 AT, 3 ST) of digits-mini train FedRBN for a few rounds; the resulting weights are the same everywhere.
+The embedded run is the reference. Everything runs on this machine, with one thread per process. CPU seconds are the sum
+over all processes and hardly depend on other load; wall-clock seconds do. Linux only, because CPU seconds of other
+processes are read from /proc. Writes benchmarks/flower.json.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def in_process(folder: Path, transport: str = "float32", **train: Any) -> Path:
     state = str(folder / name / "state")
     grid = InProcessGrid(app, {1000 + i: {"partition-id": i, "state": state} for i in range(CLIENTS)})
     settings = {"config": str(file), "nodes": CLIENTS, "poll": 0.01, "transport": transport}
-    with contextlib.redirect_stdout(io.StringIO()):  # the server tells its events there, too
+    with contextlib.redirect_stdout(io.StringIO()):  # the server also prints its events there
         serve(grid, {"run.out": str(folder / name / "run"), **{f"flower.{k}": v for k, v in settings.items()}})
     return folder / name / "run"
 
 
 def simulation(folder: Path) -> None:
-    """Flower's simulation: clients in Ray's worker processes, which live on from round to round."""
+    """Flower's simulation: clients in Ray's worker processes, which stay alive between rounds."""
     home, (port,) = folder / "flwr", free_ports(1)
     home.mkdir()
     (home / "config.toml").write_text(
@@ -100,7 +100,7 @@ def simulation(folder: Path) -> None:
         subprocess.run(submit, env=environment, check=True, stdout=subprocess.DEVNULL)  # noqa: S603
         _until(lambda: "Finished task" in superlink.tail(50), 900)
         if not RunDirectory(out).records("evaluations.jsonl"):
-            raise RuntimeError("the simulation failed; on a machine this busy Ray may not have come up in its time.")
+            raise RuntimeError("the simulation failed; on a busy machine Ray may not have started in time.")
     finally:
         processes.stop([superlink])
 
@@ -118,7 +118,7 @@ def deployment(folder: Path) -> None:
 
 
 class Meter(threading.Thread):
-    """Notes the CPU seconds that this process and all it has started have used, whenever a run finishes a round."""
+    """Records the CPU seconds of this process and its descendants whenever a run finishes a round."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True)
@@ -127,7 +127,7 @@ class Meter(threading.Thread):
         self.over = threading.Event()
 
     def run(self) -> None:
-        """Look at the run's record until it is over."""
+        """Poll the run's records until it ends."""
         while not self.over.wait(0.05):
             if len(RunDirectory(self.path).records("rounds.jsonl")) > len(self.readings):
                 self.readings.append(family_cpu_seconds(os.getpid()))
@@ -154,12 +154,12 @@ def _until(condition: Callable[[], object], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise RuntimeError(f"waited {seconds:g} s in vain")
+            raise RuntimeError(f"the condition was not met within {seconds:g} s")
         time.sleep(0.2)
 
 
 def measured(path: Path) -> dict[str, float]:
-    """Seconds per round after the first, which warms up; what clients spent on training in it; bytes both ways."""
+    """Seconds per round after the first (warm-up), the clients' training time in it, and bytes in both directions."""
     records = RunDirectory(path).records("rounds.jsonl")[1:]
     letters = events(path / "events.jsonl", "train")[1:]
     found = {
@@ -173,7 +173,7 @@ def measured(path: Path) -> dict[str, float]:
 
 
 def process_start() -> float:
-    """Seconds of CPU that a new client process needs before it can begin: to import PyTorch, Flower and fedrbn."""
+    """CPU seconds that a new client process needs before it can start: to import PyTorch, Flower and fedrbn."""
     code = "import flwr.supernode.runtime.run_clientapp, fedrbn.flower.client_app"
     before = os.times()
     subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603
@@ -182,7 +182,7 @@ def process_start() -> float:
 
 
 def forked_start() -> float:
-    """The same for a job of a node, which is a fork of a process that has imported them."""
+    """The same for a node's job, a fork of a process that has already imported them."""
     command = [sys.executable, "-c", "import forked; forked.main()"]
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(  # noqa: S603
@@ -236,8 +236,8 @@ def show(result: dict[str, Any]) -> None:
         ratio = row["cpu"] / yardstick["cpu"]
         print(f"{name:>16} {row['cpu']:>6.1f} {ratio:>6.2f} {row['seconds']:>8.1f} {row['training']:>11.1f} {sent}")
     forked, fresh = result["forked start, CPU seconds"], result["process start, CPU seconds"]
-    print(f"A deployment starts a process for each client and round: {forked:.2f} s CPU as a fork of one that has all")
-    print(f"imported ({fresh:.1f} s as a new one). Nodes look for work every 3 s.")
+    print(f"A deployment starts a process for each client and round: {forked:.2f} s CPU as a fork with everything")
+    print(f"imported ({fresh:.1f} s as a new process). Nodes poll for work every 3 s.")
     print(f"{result['cores']} cores, load {result['load']:.1f}.")
     print(f"{'θ as':>16} {'down kB':>8} {'up kB':>7} {'SA':>6} {'RA':>6}   (12 rounds)")
     for name, row in result["transport, 12 rounds"].items():

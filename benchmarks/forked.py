@@ -1,5 +1,5 @@
-"""CPU seconds of a forked job before it can begin, as a node of `fedrbn.deploy.supernode` starts it: `python -c "import
-forked; forked.main()"`, because a main module with a file would be imported again by each job."""
+"""CPU seconds of a forked job before it can start, as in a node of `fedrbn.deploy.supernode`. Run it as `python -c
+"import forked; forked.main()"`: each job would import a main module with a file again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedrbn.deploy.supernode import ForkedJobs
 
 
 def note(spec: ExecutionSpec) -> None:
-    """A job that writes how much CPU its process has used so far, with all that a client needs imported."""
+    """A job that writes the CPU seconds of its process so far, with everything imported that a client needs."""
     import flwr.supernode.runtime.run_clientapp  # noqa: F401, PLC0415
 
     import fedrbn.flower.client_app  # noqa: F401, PLC0415

@@ -1,7 +1,7 @@
-"""What the server needs as the federation grows: memory, aggregation, propagation, and θ's way to the workers.
+"""The server's cost as the federation grows: memory, aggregation, propagation, and sending θ to the workers.
 
-Uploads of the paper's Digits network (14.2 M parameters) are made up on the fly and go through `federate` as those of
-clients do. Writes growth.json and docs/figures/scaling.svg and .png.
+Synthetic uploads of the paper's Digits network (14.2 M parameters) go through `federate` like those of clients. Writes
+growth.json and docs/figures/scaling.svg and .png.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def size(values: Tensors) -> int:
 
 
 def made_up(noised: frozenset[str]) -> Execute:
-    """An executor without clients: each upload is the shared weights, a little longer, in new memory."""
+    """An executor without clients: each upload is the shared weights, slightly scaled, in new memory."""
 
     def execute(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
         for number, job in enumerate(jobs):
@@ -63,7 +63,7 @@ def made_up(noised: frozenset[str]) -> Execute:
 
 
 def server_round(users: int) -> dict[str, float]:
-    """One round of so many users in this process: peak memory above that before the federation, and CPU seconds."""
+    """One round with this many users in this process: peak memory above that before the federation, and CPU seconds."""
     torch.set_num_threads(1)
     net = network()
     method = fedrbn(PGD())
@@ -75,7 +75,7 @@ def server_round(users: int) -> dict[str, float]:
     before, started = _resident(), time.process_time()
     for _state, report in federate(state, plan, made_up(plan.names.noised)):
         if report.failures:
-            raise RuntimeError(f"got {report.failures[0]}; expected every made-up upload to pass.")
+            raise RuntimeError(f"got {report.failures[0]}; expected every synthetic upload to pass.")
     return {
         "users": users,
         "model_mib": model / MIB,
@@ -92,12 +92,12 @@ def _resident() -> int:
 
 
 def apart(line: Any, users: int) -> None:
-    """`server_round` in a process of its own, whose peak is not another's."""
+    """`server_round` in a separate process, so that each has its own peak."""
     line.send(server_round(users))
 
 
 def memory(counts: Iterable[int]) -> list[dict[str, float]]:
-    """Peak memory of servers of so many users."""
+    """Peak memory of the server for each number of users."""
     found = []
     for users in counts:
         ours, theirs = mp.get_context("spawn").Pipe()
@@ -109,7 +109,7 @@ def memory(counts: Iterable[int]) -> list[dict[str, float]]:
 
 
 def bandwidth() -> dict[str, float]:
-    """GB/s of folding an upload into the mean, beside a copy and a triad of as many numbers."""
+    """GB/s of adding an upload to the mean, compared with a copy and a triad of the same size."""
     shared = {name: tensor.clone() for name, tensor in tensors(network()).items() if tensor.is_floating_point()}
     upload = {name: tensor + 1e-3 for name, tensor in shared.items()}
     count, repeats = sum(tensor.numel() for tensor in shared.values()), 10
@@ -123,7 +123,7 @@ def bandwidth() -> dict[str, float]:
 
 
 def propagation(receivers: int) -> float:
-    """CPU seconds of Eqs. 3-4 from 100 AT users to so many ST users."""
+    """CPU seconds of Eqs. 3-4 from 100 AT users to this many ST users."""
     net = network()
     names = layout(net, fedrbn(PGD()).local)
     random = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: processes that take turns, the machine's own rates, rows with targets."""
+"""Shared by the benchmarks: processes that take turns, the speed of the machine, rows with targets."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Make: TypeAlias = Callable[[], Actions]
 
 @dataclass(frozen=True)
 class Row:
-    """A figure beside its target; `better` says which way, None is for information only.
+    """A figure and its target; `better` says which direction is better. Without a target it is for information only.
 
-    A figure of None is one that this processor cannot give.
+    A figure of None is not available on this processor.
     """
 
     what: str
@@ -60,7 +60,7 @@ def show(title: str, rows: Sequence[Row], path: Path, **also: Any) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where and how busy: figures of a busy machine mean little."""
+    """The machine and its load: figures from a busy machine are unreliable."""
     names = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -83,17 +83,17 @@ def seconds(action: Callable[[], object], clock: Callable[[], float] = time.proc
 
 
 def family_cpu_seconds(pid: int) -> float:
-    """Seconds of CPU of a process and its descendants, those included that have ended and were waited for (Linux)."""
+    """CPU seconds of a process and its descendants, including those that have ended and were waited for (Linux)."""
     ticks = 0
     for member in family(pid):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended in the meantime
             fields = Path(f"/proc/{member.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             ticks += sum(int(field) for field in fields[11:15])  # utime, stime, and those of children
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def quickest(action: Callable[[], object], repeats: int = 5) -> float:
-    """CPU seconds of the quickest of several calls, after one to warm up."""
+    """CPU seconds of the fastest of several calls, after a warm-up call."""
     action()
     return min(seconds(action) for _ in range(repeats))
 
@@ -107,10 +107,10 @@ def matrix_rate(clock: Callable[[], float] = time.process_time) -> float:
 
 @contextmanager
 def player(make: Make, keep: bool) -> Iterator[Callable[[str], float]]:
-    """A process of its own that does one named action at a time and says how many CPU seconds it took.
+    """A separate process that runs one named action at a time and returns its CPU seconds.
 
-    `keep` makes it a worker as the package has them, which keeps the memory that it frees; else it has the allocator
-    as everybody has it.
+    With `keep` it is like a worker of the package, which keeps freed memory for reuse; otherwise it uses the default
+    allocator.
     """
     line, theirs = mp.get_context("spawn").Pipe()
     process = mp.get_context("spawn").Process(target=_play, args=(theirs, make, keep), daemon=True)
@@ -137,6 +137,6 @@ def _play(line: Any, make: Make, keep: bool) -> None:
 
 
 def turns(players: Sequence[Callable[[str], float]], name: str, repeats: int) -> list[float]:
-    """Median CPU seconds of the same action by each player; they take turns, so that a busy machine slows all."""
+    """Median CPU seconds of the same action by each player; they take turns, so that other load slows all of them."""
     times = [[ask(name) for ask in players] for _ in range(repeats + 1)][1:]
     return [statistics.median(column) for column in zip(*times, strict=True)]

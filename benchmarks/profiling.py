@@ -1,7 +1,7 @@
-"""Where the time of an AT user's round goes: docs/figures/profile.svg and .png, and profiling.json.
+"""A profile of an AT user's round: docs/figures/profile.svg and .png, and profiling.json.
 
 One user's 111 images in four batches, PGD-7, the paper's Digits network with fast kernels, one thread that keeps its
-memory, as in a worker. Percentages are of the profiler's self time, after a first step to warm up.
+memory, as in a worker. Percentages refer to the profiler's self time, after a warm-up step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NAMES = {
     "aten::slice": "joining and parting the two branches",
     "aten::sub_": "SGD's step",
 }
-"""Operators by what they are for; all others are counted together."""
+"""Operators by purpose; all others are counted together."""
 PRODUCTS = tuple(dict.fromkeys(list(NAMES.values())[:7]))
 
 
@@ -74,7 +74,7 @@ def shares() -> dict[str, float]:
 
 
 def draw(found: dict[str, float], folder: Path) -> None:
-    """Horizontal bars; arithmetic in one colour, all that is not in another."""
+    """Horizontal bars; arithmetic in one colour, everything else in another."""
     plt.rcParams.update({"font.size": 9, "svg.hashsalt": "fedrbn", "svg.fonttype": "none"})
     figure, axes = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
     colours = ["#2b6cb0" if name in PRODUCTS else "#c05621" for name in found]

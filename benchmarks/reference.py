@@ -1,4 +1,4 @@
-"""The method as everybody would write it first: an oracle for numbers and a baseline for speed.
+"""The method in its most direct form: a reference for numbers and a baseline for speed.
 
 Two ordinary batch-norm networks share their weights; each pass is separate; the attack differentiates the input with
 the parameters frozen; users train one after another. Nothing here is used by the package.
@@ -19,7 +19,7 @@ State = dict[str, Tensor]
 def pgd(
     net: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, eps: float, steps: int, step: float
 ) -> Tensor:
-    """PGD with a random start, in pixels; the network is in eval mode meanwhile."""
+    """PGD with a random start, in pixels; the network is in eval mode during the attack."""
     net.eval()
     for parameter in net.parameters():
         parameter.requires_grad_(False)
@@ -91,7 +91,7 @@ class Reference:
 
 @dataclass
 class User:
-    """One user: its data as pixels in [0, 1], and the batch norm that it keeps to itself."""
+    """One user: its data as pixels in [0, 1], and its local batch norm."""
 
     adversarial: bool
     x: Tensor
@@ -103,7 +103,7 @@ class User:
 
 
 def norm_state(net: nn.Module) -> State:
-    """Copies of all that belongs to batch norm."""
+    """Copies of all tensors of batch norm."""
     return {
         f"{name}.{key}": value.detach().clone()
         for name, module in net.named_modules()
@@ -113,7 +113,7 @@ def norm_state(net: nn.Module) -> State:
 
 
 def weights(net: nn.Module) -> State:
-    """Copies of θ: all but batch norm."""
+    """Copies of θ: everything except batch norm."""
     own = norm_state(net)
     return {name: value.detach().clone() for name, value in net.state_dict().items() if name not in own}
 
@@ -126,7 +126,7 @@ def update(
     generator: torch.Generator,
     lam: float | None,
 ) -> tuple[State, State, State]:
-    """One user's local epoch on batches at these positions: its θ, BN_c and BN_a afterwards. λ None is plain ST."""
+    """One user's local epoch on batches with these indices: its θ, BN_c and BN_a afterwards. λ None is plain ST."""
     reference.clean.load_state_dict(theta | user.clean)
     statistics = {name: value for name, value in user.noised.items() if not name.endswith(("weight", "bias"))}
     reference.noised.load_state_dict(statistics, strict=False)
@@ -179,6 +179,6 @@ def whole_round(
     generator: Callable[[int], torch.Generator],
     lam: float | None,
 ) -> State:
-    """One round: users one after another, then the server's part. `order` and `generator` take a user's position."""
+    """One round: users one after another, then the server's part. `order` and `generator` take a user's index."""
     results = [update(reference, theta, user, order(i), generator(i), lam) for i, user in enumerate(users)]
     return finish(users, results)

@@ -1,9 +1,9 @@
-"""Seconds of whole rounds: the plain loop of reference.py against the package's federation in two workers.
+"""Seconds of whole rounds: the plain loop of reference.py compared with the package's federation in two workers.
 
-The paper's Digits network, batch 32 and λ = 0.5; ten users of 111 images (random pixels), two of them AT. Three ways
-take turns: the plain loop with PyTorch's default threads, the plain loop in two single-threaded workers, and ours in
-two workers through `federate` and the `processes` executor. Also what a round costs beside the clients' own work, and
-how long a worker takes to start. Writes rounds.json.
+The paper's Digits network, batch 32 and λ = 0.5; ten users with 111 images each (random pixels), two of them AT. Three
+variants take turns: the plain loop with PyTorch's default threads, the plain loop in two single-threaded workers, and
+ours in two workers through `federate` and the `processes` executor. It also measures the overhead of a round outside
+client work, and the start-up time of a worker. Writes rounds.json.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def order(user: int) -> list[Tensor]:
 
 
 def plain_users() -> list[User]:
-    """The users of the plain loop; BN_a of everybody is filled, as after a first round."""
+    """The users of the plain loop; all of them have a BN_a, as after a first round."""
     own = norm_state(network())
     return [User(i < AT, *samples(i).pixels(slice(None)), dict(own), dict(own)) for i in range(USERS)]
 
 
 @contextmanager
 def plain_loop() -> Iterator[Callable[[], None]]:
-    """Users one after another in a process of its own with PyTorch's default threads."""
+    """Users one after another in a separate process with PyTorch's default threads."""
     line, theirs = mp.get_context("spawn").Pipe()
     process = mp.get_context("spawn").Process(target=_loop, args=(theirs,), daemon=True)
     process.start()
@@ -118,15 +118,15 @@ class Pool:
 
     play: Callable[[], None]
     matrix_rate: Callable[[], float]
-    """Operations per second of a worker in products of large matrices, all workers at it at once."""
+    """Operations per second of a worker in products of large matrices, with all workers busy."""
 
 
 @contextmanager
 def plain_workers() -> Iterator[Pool]:
-    """The same loop by a pool of two workers with one thread each."""
+    """The same loop in a pool of two workers with one thread each."""
     users, theta = plain_users(), weights(network())
     with mp.get_context("spawn").Pool(WORKERS, _start) as pool:
-        pool.map(abs, range(WORKERS))  # until they have started: what starts next is timed
+        pool.map(abs, range(WORKERS))  # wait until they have started: the next call is timed
 
         def play() -> None:
             nonlocal theta
@@ -138,7 +138,7 @@ def plain_workers() -> Iterator[Pool]:
 
 @dataclass(frozen=True)
 class Timed:
-    """SGD that gives the CPU seconds it took in place of the mean loss, which is how they reach the server."""
+    """SGD that returns its CPU seconds in place of the mean loss, which carries them to the server."""
 
     def __call__(self, net: DualNet, batches: Iterator[Batch], task: LocalTask) -> tuple[Tensors, float]:
         """See `fedrbn.federated.training.sgd.Training`."""
@@ -155,7 +155,7 @@ class Ours:
     client_seconds: list[float]
     """CPU seconds of all clients' training, per round."""
     started: float
-    """Seconds that both workers took to answer for the first time."""
+    """Seconds until both workers answered for the first time."""
 
 
 def federation(precision: torch.dtype | None = None) -> tuple[ClientHost, Plan, ServerState]:
@@ -170,7 +170,7 @@ def federation(precision: torch.dtype | None = None) -> tuple[ClientHost, Plan, 
 
 @contextmanager
 def our_own_process() -> Iterator[Callable[[], None]]:
-    """`federate` in one process as `fedrbn run --workers 1` does it, whatever threads its caller has."""
+    """`federate` in one process, as in `fedrbn run --workers 1`, independent of the caller's threads."""
     line, theirs = mp.get_context("spawn").Pipe()
     process = mp.get_context("spawn").Process(target=_federate, args=(theirs,), daemon=True)
     process.start()
@@ -186,7 +186,7 @@ def our_own_process() -> Iterator[Callable[[], None]]:
 
 
 def _federate(line: Any) -> None:
-    torch.set_num_threads(cores())  # as in somebody's own process
+    torch.set_num_threads(cores())  # as in a user's own process
     host, plan, state = federation()
     with one_thread(), in_this_process(host) as execute:
         rounds = federate(state, plan, execute)
@@ -216,7 +216,7 @@ def our_workers(precision: torch.dtype | None = None) -> Iterator[Ours]:
 
 
 def family_seconds() -> float:
-    """CPU seconds so far of this process and its children that are alive (Linux)."""
+    """CPU seconds so far of this process and its live children (Linux)."""
     tick = os.sysconf("SC_CLK_TCK")
     total = time.process_time()
     for child in multiprocessing.active_children():
@@ -227,14 +227,14 @@ def family_seconds() -> float:
 
 @dataclass(frozen=True)
 class Took:
-    """One round: seconds on the clock, and of all cores together."""
+    """One round: wall-clock seconds, and CPU seconds of all cores together."""
 
     wall: float
     cpu: float
 
 
 def timed(play: Callable[[], None]) -> Took:
-    """Play one round."""
+    """Run one round."""
     wall, cpu = time.perf_counter(), family_seconds()
     play()
     return Took(time.perf_counter() - wall, family_seconds() - cpu)

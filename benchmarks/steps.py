@@ -1,7 +1,7 @@
-"""CPU seconds per training step: ours against the plain loop of reference.py, one thread each, as ratios.
+"""CPU seconds per training step: ours compared with the plain loop of reference.py, one thread each, as ratios.
 
-The two are processes that take turns: the reference with the system's allocator as everybody has it, ours as a worker
-of the package. The paper's Digits network and batch of 32, random pixels. Writes steps.json.
+The two are processes that take turns: the reference with the system's default allocator, ours as a worker of the
+package. The paper's Digits network, batches of 32, random pixels. Writes steps.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TARGETS = {"AT": 1.35, "PNC": 1.5, "PNC clipped": 1.2, "ST": None}
 CONV1, ALL = 64 * 75 * 784, 47_767_552
 """Multiplications and additions per image: of the first convolution and of the network."""
 PRODUCTS = {
-    "ST": 3 * ALL - CONV1,  # nobody asks for the gradient at the pixels
+    "ST": 3 * ALL - CONV1,  # the gradient at the pixels is not needed
     "PNC": 2 * (3 * ALL - CONV1) - 2 * CONV1,  # the first convolution and its gradient are shared
     "PNC clipped": 2 * (3 * ALL - CONV1),
     "AT": 7 * 2 * ALL + 2 * (3 * ALL - CONV1),
@@ -59,7 +59,7 @@ def plain_steps() -> Actions:
 
 
 def our_steps() -> Actions:
-    """The package's steps, its attack alone, and the bare kernels of that attack."""
+    """The package's steps, its attack alone, and only the kernels of that attack."""
     net = fast(dual(network())).train()
     x, y = batch()
     generator = torch.Generator().manual_seed(1)
@@ -90,7 +90,7 @@ def _steps(net: DualNet) -> Actions:
 
 
 def attack_kernels() -> Callable[[], None]:
-    """Nothing but the convolutions and matrix products of PGD-7: forward, and the gradients at their inputs."""
+    """Only the convolutions and matrix products of PGD-7: forward, and the gradients at their inputs."""
     layers = dict(fast(dual(network())).requires_grad_(False).named_modules())
     sides = {"conv1": 28, "conv2": 14, "conv3": 7}
     work: list[tuple[Callable[[Tensor], Tensor], Tensor]] = []
@@ -111,7 +111,7 @@ def attack_kernels() -> Callable[[], None]:
 
 
 def linear_layers() -> dict[str, float]:
-    """Milliseconds of the large linear layer's three products: by BLAS and by oneDNN."""
+    """Milliseconds of the large linear layer's three products: with BLAS and with oneDNN."""
     layer = torch.nn.Linear(6272, 2048)
     found = {}
     for name, each in (("BLAS", layer), ("oneDNN", with_onednn(layer))):

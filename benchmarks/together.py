@@ -1,9 +1,9 @@
-"""CPU seconds to evaluate 50 users at once: against one network on as many images, and against user after user.
+"""CPU seconds to evaluate 50 users at once, compared with one network on as many images and with user after user.
 
-The Digits network, trained adversarially for a moment on one domain of digits-mini; every user has that domain's batch
-norm, moved a little at random, and test images of its own. AutoAttack stands for itself by its first part (APGD) and by
-its last (Square, with fewer queries than the 5,000 of the standard); user after user is measured on some of the users
-and multiplied, because all of them would take an hour. Writes together.json.
+The Digits network, trained adversarially for a few steps on one domain of digits-mini. Every user has that domain's
+batch norm with a small random change, and its own test images. AutoAttack is represented by its first part (APGD) and
+its last (Square, with fewer than the standard 5,000 queries). User after user is measured on some of the users and
+extrapolated, because all of them would take an hour. Writes together.json.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ METHOD = fatbn(PGD())
 
 
 def trained(width: float) -> tuple[DualNet, Samples]:
-    """A network after a few adversarial steps, and the images it is tested on."""
+    """A network after a few adversarial steps, and its test images."""
     domain = load("digits-mini").domains[0]
     net = fast(METHOD.network(build("digits", 10, width, (3, 28, 28), seed=1))).train()
     random = torch.Generator().manual_seed(1)
@@ -50,7 +50,7 @@ def trained(width: float) -> tuple[DualNet, Samples]:
 
 
 def own(net: DualNet, user: int) -> Tensors:
-    """A user's batch norm: everybody's, up to 2 % off."""
+    """A user's batch norm: the common one, changed by up to 2 %."""
     random = torch.Generator().manual_seed(user)
     return {
         name: tensor * (0.98 + 0.04 * torch.rand(tensor.shape, generator=random))
@@ -62,7 +62,7 @@ def own(net: DualNet, user: int) -> Tensors:
 
 
 def federation(width: float) -> tuple[ClientHost, Round, dict[str, Tensors]]:
-    """All users, and one more, `all`, who has the images of all of them."""
+    """All users, and one more, `all`, with the images of all of them."""
     net, test = trained(width)
     drawn = torch.randint(len(test), (USERS, IMAGES), generator=torch.Generator().manual_seed(1))
     parts = {f"u{user}": test.take(drawn[user]) for user in range(USERS)} | {"all": test.take(drawn.flatten())}
@@ -74,7 +74,7 @@ def federation(width: float) -> tuple[ClientHost, Round, dict[str, Tensors]]:
 
 
 def measured(width: float, clean_repeats: int = 3) -> tuple[list[Row], dict[str, float]]:
-    """The rows of one width, and the seconds behind them."""
+    """The rows of one width, and the measured seconds."""
     host, round_, personal = federation(width)
     users = [name for name in personal if name != "all"]
     execute = serial(host)

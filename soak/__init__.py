@@ -1,1 +1,1 @@
-"""Breaks training on purpose, many times, and writes down what happened: `make soak`."""
+"""Breaks training on purpose, many times, and records what happened: `make soak`."""

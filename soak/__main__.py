@@ -23,13 +23,13 @@ RESULTS = Path(__file__).parent.parent / "results" / "reliability"
 
 
 def main() -> None:
-    """Try everything; the first thing that is lost ends it with an error."""
+    """Try all faults; the first loss ends it with an error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--share", type=float, default=1.0, help="part of all tries, for a quick look")
+    parser.add_argument("--share", type=float, default=1.0, help="fraction of all tries, for a quick check")
     parser.add_argument("--out", type=Path, default=RESULTS / "faults.json")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # children are forked: nothing here may have started threads
+    torch.set_num_threads(1)  # children are forked, so this process must not have started threads
     random = np.random.default_rng(options.seed)
     started = time.perf_counter()
     rows: list[Row] = []
@@ -50,7 +50,7 @@ def main() -> None:
         add(kills.at_every_step_of_writing(folder / "steps", data, tries(100), random))
         add(kills.by_another_creator(folder / "creators", data, tries(20)))
         add(*disks.rows(folder / "disks", data, tries(10), random))
-        # From here on this process trains itself and has threads: no more forks.
+        # From here on, this process trains itself and has threads: no more forks.
         add(*clients.rows(data, tries(25), tries(6), random))
         add(*deployed.rows(folder / "deployed", tries(3), random))
     options.out.parent.mkdir(parents=True, exist_ok=True)

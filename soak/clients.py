@@ -1,4 +1,4 @@
-"""Clients that raise, hang, die, answer late, twice or with nonsense: the round goes on without them."""
+"""Clients that raise, hang, die, answer late, twice or with invalid data: the round continues without them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Change = Callable[[Upload, np.random.Generator], Iterable[Result]]
 
 
 def _in_shared(change: Callable[[torch.Tensor, np.random.Generator], torch.Tensor]) -> Change:
-    """Change one tensor of the shared weights, drawn at random."""
+    """Change one randomly drawn tensor of the shared weights."""
 
     def changed(upload: Upload, random: np.random.Generator) -> list[Result]:
         name = str(random.choice(sorted(upload.shared)))
@@ -69,11 +69,11 @@ CHANGES: dict[str, Change] = {
     "a sample count of a billion": lambda u, _: [replace(u, samples=10**9)],
     "a loss of NaN": lambda u, _: [replace(u, metrics={**u.metrics, "loss": math.nan})],
 }
-"""What becomes of an upload on its way."""
+"""What happens to an upload on its way to the server."""
 
 
 def rows(data: Data, tries: int, kills: int, random: np.random.Generator) -> list[Row]:
-    """Every fault of a client, tried so many times; faults of processes `kills` times."""
+    """Every fault of a client, tried `tries` times; faults of processes `kills` times."""
     assembly = assemble(experiment(), data=data)
     plan, start = assembly.plan, initial_state(assembly.net, assembly.plan)
     with assembly.executor() as execute:
@@ -87,7 +87,7 @@ def rows(data: Data, tries: int, kills: int, random: np.random.Generator) -> lis
 
 
 def _jobs(plan: Plan, state: ServerState) -> list[Job]:
-    """The jobs of the round after this state, as the server makes them."""
+    """The jobs of the round after this state, as the server creates them."""
     asked: list[Job] = []
 
     def note(_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
@@ -96,7 +96,7 @@ def _jobs(plan: Plan, state: ServerState) -> list[Job]:
 
     try:
         next(federate(state, plan, note))
-    except RuntimeError:  # nobody has answered
+    except RuntimeError:  # no client has answered
         return asked
     raise LostError("got a round without answers; expected an error.")
 
@@ -147,14 +147,14 @@ def _twice(plan: Plan, state: ServerState, sent: list[Upload], tries: int, rando
         second = replace(victim, shared={name: value + 1 for name, value in victim.shared.items()})
         after, report = next(federate(state, plan, _replayed([*sent, second])))
         if not _same(after, expected) or [failure.client for failure in report.failures] != [victim.client]:
-            raise LostError("got a second answer that was counted or not recorded; expected the first one only.")
+            raise LostError("got a second answer that was counted or not recorded; expected only the first one.")
     return Row("a client answers twice", tries, "the first answer counts, the second is recorded")
 
 
 def _struck(
     assembly: Assembly, plan: Plan, state: ServerState, strike: Callable[[int], None], random: np.random.Generator
 ) -> tuple[ServerState, RoundReport]:
-    """A round in two worker processes, one of which is struck when a random client has answered."""
+    """A round in two worker processes, one of which is hit when a random client has answered."""
     before = {process.pid for process in multiprocessing.active_children()}
     moment = int(random.integers(1, len(plan.members) - 1))
     with replace(assembly, plan=plan, workers=2).executor() as bare:
@@ -170,7 +170,7 @@ def _struck(
 
 
 def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):  # it has come to its end before
+    with suppress(ProcessLookupError):  # it has already ended
         os.kill(pid, signal.SIGKILL)
 
 
@@ -200,7 +200,7 @@ def _hanging_workers(
         left = [upload for upload in sent if upload.client not in {failure.client for failure in report.failures}]
         expected, _ = next(federate(state, plan, _replayed(left)))
         if not _same(after, expected) or len(left) < len(sent) - 1:
-            raise LostError("got another state after a worker hung; expected one client to be left out at most.")
+            raise LostError("got another state after a worker hung; expected at most one client to be left out.")
         given_up += len(left) < len(sent)
     return Row(
         "a worker process that hangs (SIGSTOP), with a deadline",

@@ -1,7 +1,7 @@
-"""Faults of a deployment: a SuperLink and SuperNodes as processes, killed in the middle of a run of Flower.
+"""Faults of a deployment: a SuperLink and SuperNodes as processes, killed during a Flower run.
 
-The server waits for everybody (`faults.min_clients = 1.0`, `on_too_few = "wait"`), so that whatever is killed and
-started again, the weights at the end are those of an embedded run that nothing happened to.
+The server waits for all clients (`faults.min_clients = 1.0`, `on_too_few = "wait"`), so the final weights equal those
+of an undisturbed embedded run, no matter what is killed and restarted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from soak.setting import LostError, Row
 
 NODES = tuple(f"node-{i}" for i in range(4))
 THIEF = "thief"
-"""A registered node that says it is the client of the first node."""
+"""A registered node that claims to be the client of the first node."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"domains": ("plain", "pen", "texture", "street")},
     "federation": {"users_per_domain": 1, "at": ["plain-0"], "fraction": 0.02, "validation": 0.0, "test_samples": 8},
@@ -37,12 +37,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "faults": {"min_clients": 1.0, "on_too_few": "wait", "wait_seconds": 1.0},
 }
 DEADLINE = 30.0
-"""Seconds until the server gives a node up; a job takes less than one."""
+"""Seconds until the server gives up on a node; a job takes less than one."""
 PATIENCE = 900.0
 
 
 def rows(folder: Path, kills: int, random: np.random.Generator) -> list[Row]:
-    """Kill so many nodes one after another, then the SuperLink; each is started again."""
+    """Kill `kills` nodes one after another, then the SuperLink; each is restarted."""
     experiment = config.make(SETTINGS)
     fedrbn.run(experiment, folder / "embedded")
     plan, (port,) = local_plan(experiment, len(NODES)), free_ports(1)
@@ -75,7 +75,7 @@ def rows(folder: Path, kills: int, random: np.random.Generator) -> list[Row]:
 
 
 def _kill_node(deployed: RunningFleet, name: str, run: Path) -> None:
-    """Kill a node, wait until the server has missed it, and start it again."""
+    """Kill a node, wait until the server has noticed, and restart it."""
     before = _missed(run)
     deployed.kill(name)
     _until(lambda: _missed(run) > before)
@@ -83,7 +83,7 @@ def _kill_node(deployed: RunningFleet, name: str, run: Path) -> None:
 
 
 def _steal_place(deployed: RunningFleet, run: Path) -> None:
-    """Kill a node and have another one, with a key of its own, claim its client; then the owner comes back."""
+    """Kill a node and let another one, with a different key, claim its client; then the owner returns."""
     before, victim = _missed(run), NODES[0]
     deployed.kill(victim)
     _until(lambda: _missed(run) > before)
@@ -117,5 +117,5 @@ def _until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:
-            raise LostError(f"got nothing for {PATIENCE:g} s; expected the deployed run to go on.")
+            raise LostError(f"got nothing for {PATIENCE:g} s; expected the deployed run to continue.")
         time.sleep(0.2)

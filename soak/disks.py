@@ -1,4 +1,4 @@
-"""Disks that are full or read-only, checkpoints that are cut off, changed, or of something else."""
+"""Disks that are full or read-only, checkpoints that are truncated, changed, or of another run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Harm = Callable[[Path, np.random.Generator], None]
 
 
 def rows(folder: Path, data: Data, tries: int, random: np.random.Generator) -> list[Row]:
-    """Every fault of a disk, tried so many times."""
+    """Every fault of a disk, tried `tries` times."""
     expected, _ = reference(folder, data)
     wait(fork(partial(_stopping, folder / "half", data), folder / "log"))
     found = []
@@ -79,7 +79,7 @@ def _cut(path: Path, random: np.random.Generator) -> None:
 
 
 def _cut_lines(path: Path, random: np.random.Generator) -> None:
-    """As a crash leaves it: the line of a third round, cut off."""
+    """As after a crash: the truncated line of a third round."""
     lines = (path / "rounds.jsonl").read_bytes().splitlines(keepends=True)
     with (path / "rounds.jsonl").open("ab") as file:
         file.write(lines[-1][: int(random.integers(1, len(lines[-1])))])
@@ -92,12 +92,12 @@ HARMS: dict[str, tuple[Harm, str]] = {
         lambda path, _: (path / "last.safetensors").unlink(),
         "resumed from the previous one",
     ),
-    "a line of the records cut off": (_cut_lines, "dropped"),
+    "a truncated line in the records": (_cut_lines, "dropped"),
 }
 
 
 def _full(folder: Path, data: Data, tries: int, expected: dict[str, str], random: np.random.Generator) -> Row:
-    """No file may grow beyond a random size: the first that would ends the run with an error, as a full disk does."""
+    """No file may grow beyond a random size: the first that would ends the run with an error, like a full disk."""
     largest = (folder / "whole" / "last.safetensors").stat().st_size
     stopped = 0
     for number in range(tries):
@@ -127,7 +127,7 @@ def _read_only(tries: int) -> Row:
 
 
 def _foreign(folder: Path, data: Data, tries: int) -> list[Row]:
-    """A checkpoint of another network, and one of a version that is not known."""
+    """A checkpoint of another network, and one of an unknown version."""
     newer = safetensors.torch.save({"w": torch.ones(1)}, metadata={"fedrbn": json.dumps({"format": "fedrbn-state/9"})})
     wider = nets.build("digits", 10, 1 / 8, (3, 28, 28), seed=1)
     for number in range(tries):
@@ -150,11 +150,11 @@ FILES = (
     ".lock", "config.toml", "federation.json", "rounds.jsonl", "evaluations.jsonl", "stops.jsonl", "last.safetensors",
     "last.previous.safetensors", "best.safetensors", "best.previous.safetensors", "answers", "clients",
 )  # fmt: skip
-"""Everything that a run directory can hold."""
+"""Everything that a run directory can contain."""
 
 
 def _planted(folder: Path, tries: int, random: np.random.Generator) -> Row:
-    """A link, a linked folder, a pipe or a socket under a name of the run's: refused, and what it leads to is left."""
+    """A link, a linked folder, a pipe or a socket in place of a run's file: rejected, and its target is not changed."""
     outside = folder / "outside"
     outside.mkdir()
     (outside / ".precious.tmp").write_text("dear")
@@ -173,8 +173,8 @@ def _planted(folder: Path, tries: int, random: np.random.Generator) -> Row:
             plants[int(random.integers(len(plants)))](path / name)
             _refused(partial(runs.resume, path))
             if [(file.name, file.read_text()) for file in outside.iterdir()] != [(".precious.tmp", "dear")]:
-                raise LostError(f"got a change outside of {path} through {name}; expected none.")
-    return Row("a link or a pipe in place of a file or folder of the run", tries * len(FILES), "refused, naming it")
+                raise LostError(f"got a change outside {path} through {name}; expected none.")
+    return Row("a link or a pipe in place of a file or folder of the run", tries * len(FILES), "rejected by name")
 
 
 def _edited(folder: Path, tries: int, random: np.random.Generator) -> Row:
@@ -188,11 +188,11 @@ def _edited(folder: Path, tries: int, random: np.random.Generator) -> Row:
         changed = config.with_settings(values, [settings[int(random.integers(len(settings)))]])
         (path / "config.toml").write_text(config.from_values(changed).to_toml())
         _refused(partial(runs.resume, path))
-    return Row("a setting changed in the middle of a run", tries, "refused, naming the setting and both values")
+    return Row("a setting changed during a run", tries, "rejected; the error names the setting and both values")
 
 
 def _forgotten(folder: Path, data: Data, tries: int) -> Row:
-    """What clients of Free AT remember is removed; once it is put back, the run ends as if nothing had happened."""
+    """The memory of Free AT clients is removed; after it is restored, the run ends as if undisturbed."""
     free = config.make(config.with_settings(SETTINGS, [("method", "name", "fatavg-free"), ("method", "replays", 1)]))
     wait(fork(partial(runs.run, free, folder / "free", data=data), folder / "log"))
     wait(fork(partial(runs.run, free, folder / "free-half", data=data, watcher=_Stop()), folder / "log"))
@@ -203,9 +203,9 @@ def _forgotten(folder: Path, data: Data, tries: int) -> Row:
         _refused(partial(runs.resume, path, data=data))
         shutil.copytree(folder / "free-half" / "clients", path / "clients")
         finish(path, data, folder)
-        ensure_same(path, fingerprint(folder / "free"), "a lost memory that was put back")
+        ensure_same(path, fingerprint(folder / "free"), "a lost memory that was restored")
     return Row(
-        "what clients remember is lost", tries, "refused, naming the client; put back: ended with the same bytes"
+        "the clients' memory is lost", tries, "rejected, with the client's name; restored: ended with the same bytes"
     )
 
 
@@ -218,4 +218,4 @@ def _refused(use: Callable[[], object]) -> None:
         if "expected" not in str(error):
             raise
         return
-    raise LostError("got something foreign that was used; expected it to be refused.")
+    raise LostError("got an invalid file that was used; expected it to be rejected.")

@@ -22,7 +22,7 @@ Data = DataSet | Federation
 
 
 def train(path: Path, data: Data | None = None) -> None:
-    """Begin the run, or go on with it."""
+    """Start the run or resume it."""
     if (path / "config.toml").exists():
         runs.resume(path, data=data)
     else:
@@ -30,7 +30,7 @@ def train(path: Path, data: Data | None = None) -> None:
 
 
 def reference(folder: Path, data: Data | None = None) -> tuple[dict[str, str], float]:
-    """The fingerprint of the run that nothing happens to, and how many seconds it takes."""
+    """The fingerprint of the undisturbed run, and its duration in seconds."""
     folder.mkdir(parents=True)
     started = time.perf_counter()
     finish(folder / "whole", data, folder)
@@ -38,13 +38,13 @@ def reference(folder: Path, data: Data | None = None) -> tuple[dict[str, str], f
 
 
 def finish(path: Path, data: Data | None, folder: Path) -> None:
-    """Let the run get to its end."""
+    """Let the run finish."""
     if wait(fork(partial(train, path, data), folder / "log")) != 0:
         raise LostError(f"got a run that cannot be continued: see {folder / 'log'}; expected it to end.")
 
 
 def at_random_moments(folder: Path, data: Data, kills: int, random: np.random.Generator) -> Row:
-    """Kill the run again and again; whenever it gets to its end, compare it and begin another."""
+    """Kill the run repeatedly; whenever it finishes, compare it and start another."""
     expected, seconds = reference(folder, data)
     killed = finished = 0
     while killed < kills:
@@ -67,7 +67,7 @@ def at_random_moments(folder: Path, data: Data, kills: int, random: np.random.Ge
 
 
 def _ended(pid: int, seconds: float) -> bool:
-    """Wait so long; whether the child has come to its end by itself."""
+    """Wait this long; returns whether the child has ended by itself."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if os.waitpid(pid, os.WNOHANG)[0]:
@@ -77,7 +77,7 @@ def _ended(pid: int, seconds: float) -> bool:
 
 
 def at_every_step_of_writing(folder: Path, data: Data, most: int, random: np.random.Generator) -> Row:
-    """Kill the run inside each write, before each sync and before each rename that it does, one after another."""
+    """Kill the run inside each of its writes, before each sync and before each rename, one after another."""
     expected, _ = reference(folder, data)
     counted = folder / "steps"
     wait(fork(partial(_counting, folder / "counted", data, counted), folder / "log"))
@@ -108,7 +108,7 @@ def _dying(path: Path, data: Data, number: int) -> None:
 
 
 class _Steps:
-    """Counts this process's steps of writing, and kills it at one of them: at a write, when half of it is done."""
+    """Counts the write steps of this process, and kills it at one of them; in a write, when half of it is done."""
 
     def __init__(self, fatal: int | None) -> None:
         self.fatal = fatal
@@ -132,7 +132,7 @@ class _Steps:
 
 
 class _Torn:
-    """A file of which a write can be the last thing that its process does."""
+    """A file whose write can kill its process."""
 
     def __init__(self, file: Any, steps: _Steps) -> None:
         self.file, self.steps = file, steps
@@ -156,20 +156,20 @@ class _Torn:
 
 
 def by_another_creator(folder: Path, data: Data, tries: int) -> Row:
-    """Two processes begin a run in the same directory at the same moment: one trains, the other is refused."""
+    """Two processes start a run in the same directory at the same time: one trains, the other is rejected."""
     expected, _ = reference(folder, data)
     for number in range(tries):
         path = folder / f"both-{number}"
         begin = partial(runs.run, experiment(), path, data=data)
         ended = sorted(wait(pid) for pid in [fork(begin, folder / "log") for _ in range(2)])
         if ended != [0, 1]:
-            raise LostError(f"got exit codes {ended} of two runs in one directory; expected one run and one refusal.")
+            raise LostError(f"got exit codes {ended} of two runs in one directory; expected one run and one error.")
         ensure_same(path, expected, "a second creator")
-    return Row("two processes begin the same run directory at once", tries, "one trains, the other is refused")
+    return Row("two processes start in the same run directory at once", tries, "one trains, the other is rejected")
 
 
 def of_the_whole_group(folder: Path, kills: int, random: np.random.Generator) -> Row:
-    """`fedrbn run` with two worker processes, all of them killed at once after it has begun to write."""
+    """`fedrbn run` with two worker processes, all of them killed at once after it has started to write."""
     expected, _ = reference(folder)
     options = [
         option

@@ -1,4 +1,4 @@
-"""The tiny run that is broken again and again, and how two runs are compared."""
+"""The tiny run that is broken repeatedly, and the comparison of two runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "attack": {"steps": 2},
     "run": {"workers": 1},
 }
-"""Ten users with 15 training images each; three rounds, of which validation chooses one."""
+"""Ten users with 15 training images each; three rounds, of which validation selects one."""
 
 
 def experiment(**run: Any) -> Experiment:
@@ -44,7 +44,7 @@ class LostError(AssertionError):
 
 
 def fingerprint(path: Path) -> dict[str, str]:
-    """Everything that a run leaves behind but how long it took: digests of weights and answers, and its records."""
+    """Everything that a run produces except its duration: digests of weights and answers, and its records."""
     found = {
         name: hashlib.sha256((path / name).read_bytes()).hexdigest()
         for name in ("last.safetensors", "best.safetensors", "answers/0.safetensors")
@@ -56,7 +56,7 @@ def fingerprint(path: Path) -> dict[str, str]:
 
 
 def ensure_same(path: Path, expected: dict[str, str], what: str) -> None:
-    """Raise LostError unless the run is byte for byte the expected one, but for the seconds it took."""
+    """Raise LostError unless the run is byte for byte the expected one, except for durations."""
     found = fingerprint(path)
     different = [name for name, value in expected.items() if found[name] != value]
     if different:
@@ -70,9 +70,9 @@ def _without_seconds(value: Any) -> Any:
 
 
 def fork(work: Callable[[], object], log: Path) -> int:
-    """Do the work in a child process of its own group; returns its process id. It ends with 0, or with 1 on an error.
+    """Do the work in a child process with its own group; returns its process id. Its exit code is 0, or 1 on an error.
 
-    A child begins with everything imported, so that it can be killed in training and not in imports.
+    A child starts with everything imported, so that it is killed during training and not during imports.
     """
     pid = os.fork()
     if pid:

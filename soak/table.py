@@ -1,7 +1,7 @@
 """`python -m soak.table`: the tables of docs/reliability.md, from the pieces in `results/reliability/*.json`.
 
 A piece is an object with `section`, `made_by`, `scale`, `seed` and `rows`; a row has `fault`, `tried`, `happened` and
-`lost`. Whatever tries faults or attacks writes one, and its rows appear in the document.
+`lost`. Every program that tests faults or attacks writes one, and its rows appear in the document.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def piece(content: dict[str, Any]) -> str:
 
 
 def document(text: str, pieces: list[dict[str, Any]]) -> str:
-    """The document with its tables made anew."""
+    """The document with regenerated tables."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     tables = "\n\n".join(piece(content) for content in pieces)

@@ -33,7 +33,7 @@ def main(runs: list[str]) -> None:
     for run in runs:
         found = list(shifts(Path(run)))
         if not found:
-            raise SystemExit(f"got {run}, where no client remembers an affine map; expected a run of method fedrob.")
+            raise SystemExit(f"got {run}, where no client has an affine map; expected a run of method fedrob.")
         by_domain = {domain: fmean(v for d, v in found if d == domain) for domain, _ in found}
         text = ", ".join(f"{domain} {value:.1f}" for domain, value in by_domain.items())
         print(f"{run}: {fmean(value for _, value in found):.1f}/255 ({text})")

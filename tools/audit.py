@@ -1,8 +1,8 @@
-"""`make audit`: what can be said about dependencies and code without a network. Exit code 1 if something is found.
+"""`make audit`: checks of dependencies and code that need no network. Exit code 1 if there are findings.
 
     python tools/audit.py [--root FOLDER]
 
-Known vulnerabilities are not looked up: that needs a database which is not on this machine, and the output says so.
+Known vulnerabilities are not looked up: that needs an online database, and the output says so.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 FOLDERS = ("src", "benchmarks", "examples", "scripts", "soak", "tools", "flower")
-"""Code that users run; tests hold hostile things on purpose."""
+"""Code that users run; tests contain hostile input on purpose."""
 DELIBERATE: Mapping[tuple[str, str], str] = {
     ("src/fedrbn/config/plugins.py", "importlib.import_module"): "package.module:object of the user's own config",
     ("src/fedrbn/__init__.py", "importlib.import_module"): "public names, from a table in the same file",
     ("src/fedrbn/builtin/__init__.py", "importlib.import_module"): "built-ins, from the tables in the same folder",
     ("src/fedrbn/models/model_file.py", "torch.export.load"): "a .pt2 that the user says to trust",
 }
-"""(file, what) that may be there, and why. One that is gone is a finding too, so that this list stays true."""
+"""(file, what) that is allowed, and why. A missing entry is also a finding, so that this list stays correct."""
 UNPINNED = frozenset({"fedrbn", "pip", "torchattacks"})
-"""Ourselves, the installer, and what the Makefile pins: torchattacks goes in without its own requirements, because they
-would replace torch, and is used in tests only."""
+"""This package, the installer, and what the Makefile pins: torchattacks is installed without its requirements, because
+they would replace torch, and is used only in tests."""
 LICENCES = (
     "apache", "mit", "bsd", "0bsd", "mpl-2.0", "mozilla public license 2.0", "psf", "python software foundation", "isc",
     "zlib", "cc0", "bsl-1.0", "public domain",
 )  # fmt: skip
-"""Beginnings of the names of licences that allow what our Apache-2.0 allows; MPL's files are used unchanged."""
+"""Prefixes of licence names that are compatible with our Apache-2.0; MPL files are used unchanged."""
 SECRETS: Mapping[str, str] = {
     "private key": r"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----",
     "AWS key": r"\bAKIA[0-9A-Z]{16}\b",
@@ -62,11 +62,11 @@ class Check:
 
 
 def consistent_environment() -> Check:
-    """pip's own check of what is installed against what it requires."""
+    """pip's own check of installed distributions against their requirements."""
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line and not line.startswith("No broken")]
     known = [line for line in lines if line.split()[0] == "torchattacks"]
-    return Check("pip check", f"{len(known)} remarks on torchattacks set aside", _without(lines, known))
+    return Check("pip check", f"{len(known)} remarks on torchattacks ignored", _without(lines, known))
 
 
 def _without(lines: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
@@ -81,13 +81,13 @@ def read_pins(text: str) -> dict[str, str]:
 
 
 def pinned(installed: Mapping[str, str], pins: Mapping[str, str]) -> Check:
-    """Everything that is installed has its exact version in constraints.txt."""
+    """Every installed distribution has its exact version in constraints.txt."""
     findings = []
     for name, version in sorted(installed.items()):
         if name in UNPINNED:
             continue
         if name not in pins:
-            findings.append(f"{name} {version} is installed and not in constraints.txt")
+            findings.append(f"{name} {version} is installed but not in constraints.txt")
         elif Version(version).public != Version(pins[name]).public:
             findings.append(f"{name} {version} is installed; constraints.txt has {pins[name]}")
     return Check("pinned", f"{len(installed)} installed distributions", tuple(findings))
@@ -115,7 +115,7 @@ _CUDA = ("nvidia-", "cuda-", "cupy", "triton")
 
 
 def without_cuda(installed: Mapping[str, str]) -> Check:
-    """The CPU build of PyTorch alone: CUDA's packages are gigabytes that nothing here uses."""
+    """Only the CPU build of PyTorch: CUDA's packages are gigabytes that nothing here uses."""
     findings = [
         f"{name} {version}"
         for name, version in sorted(installed.items())
@@ -125,7 +125,7 @@ def without_cuda(installed: Mapping[str, str]) -> Check:
 
 
 def licence(distribution: Distribution) -> str:
-    """What a distribution says of its licence: an expression, else classifiers, else the first words."""
+    """The licence that a distribution states: an expression, else classifiers, else the first words."""
     stated = {
         name: distribution.metadata.get_all(name) or [] for name in ("License-Expression", "Classifier", "License")
     }
@@ -135,7 +135,7 @@ def licence(distribution: Distribution) -> str:
 
 
 def allowed(text: str) -> bool:
-    """Whether the licences that bind are all on the list; of an OR one is enough."""
+    """Whether all licences that apply are on the list; for an OR, one is enough."""
     together = re.split(r"\s+AND\s+", text)
     return all(any(_is_listed(each) for each in re.split(r"\s+OR\s+", part)) for part in together)
 
@@ -146,7 +146,7 @@ def _is_listed(name: str) -> bool:
 
 
 def licensed(found: Mapping[str, str]) -> Check:
-    """Every licence is one of those that we may use."""
+    """Every licence is one that we may use."""
     findings = tuple(f"{name}: {text}" for name, text in sorted(found.items()) if not allowed(text))
     return Check("licences", f"{len(found)} distributions, {len(set(found.values()))} statements", findings)
 
@@ -169,7 +169,7 @@ def secure_by_ruff(root: Path) -> Check:
 
 
 def runs_no_foreign_code(root: Path, deliberate: Mapping[tuple[str, str], str] = DELIBERATE) -> Check:
-    """No unpickling, torch.load, eval, exec, shell or import by a computed name, but for what is deliberate."""
+    """No unpickling, torch.load, eval, exec, shell or import by a computed name, except where deliberate."""
     paths = sources(root, FOLDERS)
     findings, seen = [], set()
     for path in paths:
@@ -180,12 +180,12 @@ def runs_no_foreign_code(root: Path, deliberate: Mapping[tuple[str, str], str] =
                 seen.add((name, what))
             else:
                 findings.append(f"{name}:{place}")
-    findings += [f"{name}: {what} is allowed and no longer there" for name, what in deliberate.keys() - seen]
+    findings += [f"{name}: {what} is allowed but no longer present" for name, what in deliberate.keys() - seen]
     return Check("foreign code", f"syntax trees of {len(paths)} files; {len(seen)} deliberate", tuple(sorted(findings)))
 
 
 def without_secrets(root: Path) -> Check:
-    """No private key and no token in a file that git tracks."""
+    """No private key and no token in a tracked file."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True)  # noqa: S607
     paths = [root / name for name in listing.stdout.split("\0") if name]
     findings = [
@@ -195,7 +195,7 @@ def without_secrets(root: Path) -> Check:
 
 
 def secrets(text: str) -> list[str]:
-    """The kinds of secrets that a text seems to hold."""
+    """The kinds of secrets that a text seems to contain."""
     return [what for what, pattern in SECRETS.items() if re.search(pattern, text)]
 
 
@@ -204,7 +204,7 @@ def _text(path: Path) -> str:
 
 
 def checks(root: Path) -> Iterable[Callable[[], Check]]:
-    """All of them."""
+    """All checks."""
     installed: dict[str, str] = {canonicalize_name(each.name): each.version for each in distributions()}
     licences: dict[str, str] = {canonicalize_name(each.name): licence(each) for each in distributions()}
     pins = read_pins((root / "constraints.txt").read_text(encoding="utf-8"))
@@ -222,7 +222,7 @@ def checks(root: Path) -> Iterable[Callable[[], Check]]:
 
 
 UNKNOWN = (
-    "not looked up: that needs a database which is not offline. Where there is a network:\n"
+    "not looked up: that needs an online database. With a network connection:\n"
     f"{'':24}pipx run pip-audit --no-deps --disable-pip -r constraints.txt"
 )
 
@@ -243,7 +243,7 @@ def main() -> int:
     """Run all checks and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
-    parser.add_argument("--licences", action="store_true", help="List every distribution with its licence, too.")
+    parser.add_argument("--licences", action="store_true", help="Also list every distribution with its licence.")
     chosen = parser.parse_args()
     if chosen.licences:
         for each in sorted(distributions(), key=lambda each: canonicalize_name(each.name)):

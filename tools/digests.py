@@ -1,11 +1,11 @@
-"""Digests of what runs compute, to show that a change of structure changes no number.
+"""Digests of the results of runs, to show that a refactoring changes no number.
 
     python tools/digests.py before.json          # in the old tree
     python tools/digests.py after.json && diff before.json after.json
 
 Three rounds of the demo, two small rounds of every method, and a federation over Flower messages. A digest covers the
-weights of the last checkpoint, every number of the records but seconds, and the answer to every test sample. Digests
-depend on processor and library versions: compare those of one machine.
+weights of the last checkpoint, every number in the records except seconds, and the answer to every test sample. Digests
+depend on processor and library versions: compare only digests from the same machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TINY = (
     "model.width=0.0625", "train.lr=0.05", "train.validate_every=1", "attack.steps=2",
 )  # fmt: skip
 NOT_NUMBERS = ("seconds", "versions", "key", "precision", "created", "memory")
-"""Keys of records that say when or by what a number was made."""
+"""Keys of records that say when or by which version a number was made."""
 
 
 def fedrbn(*arguments: str) -> None:
@@ -39,7 +39,7 @@ def fedrbn(*arguments: str) -> None:
 
 
 def digest(run: Path) -> str:
-    """Of everything in a run directory that is a result."""
+    """The digest of all results in a run directory."""
     hasher = hashlib.sha256()
     for path in [run / "last.safetensors", *sorted((run / "answers").glob("*.safetensors"))]:
         for name, content in _tensors(path):
@@ -77,7 +77,7 @@ def embedded(folder: Path) -> dict[str, str]:
 
 
 def over_flower(folder: Path) -> dict[str, str]:
-    """A small federation whose jobs and results travel as Flower messages."""
+    """A small federation whose jobs and results are sent as Flower messages."""
     sys.path.insert(0, str(ROOT / "tests"))
     small = importlib.import_module("flower.small")
     small.served(folder, "flower", small.experiment())

@@ -28,7 +28,7 @@ def box(ax: Axes, x: float, y: float, width: float, height: float, colour: str, 
 
 
 def client(ax: Axes, x: float, title: str, about: str, estimated: bool) -> None:
-    """A client's network: shared layers, BN_c, and a BN_a that is its own or estimated."""
+    """A client's network: shared layers, BN_c, and its own or an estimated BN_a."""
     box(ax, x, 0.4, 3.6, 2.9, "white", "")
     ax.text(x + 1.8, 3.05, title, ha="center", va="center", fontsize=11, weight="bold")
     ax.text(x + 1.8, 2.72, about, ha="center", va="center", fontsize=9)
@@ -48,7 +48,7 @@ def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour
 
 
 def draw() -> None:
-    """The server above an AT and an ST client, and the three things that travel."""
+    """The server above an AT and an ST client, and the three things that they exchange."""
     mpl.rcParams |= {"font.family": "DejaVu Sans", "svg.hashsalt": "fedrbn", "svg.fonttype": "none"}
     figure, ax = plt.subplots(figsize=(9.4, 5.6))
     ax.set(xlim=(0, 10.4), ylim=(-0.75, 5.5))

@@ -1,9 +1,9 @@
-"""Write the settings of the Flower app, flower/pyproject.toml, anew from the schema of an experiment.
+"""Generate the settings of the Flower app, flower/pyproject.toml, from the schema of an experiment.
 
     python tools/flower_app.py
 
-Flower takes a setting on the command line of `flwr run` only if the app's file has its key, so all keys are there, and
-none is written by hand.
+Flower accepts a setting on the command line of `flwr run` only if the app's file has its key, so all keys are there and
+generated.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fedrbn.flower.settings import FlowerConfig
 APP = Path(__file__).parents[1] / "flower" / "pyproject.toml"
 HEADER = "[tool.flwr.app.config]\n"
 WITHHELD = ("attack", "malice")
-"""Sections that nodes have no use for: Flower hands the app's file to all of them."""
+"""Sections that nodes do not need: Flower sends the app's file to all of them."""
 EMBEDDED = ("run.workers", "run.device")
 """Settings of embedded runs only."""
 
 
 def offered() -> dict[str, dict[str, Any]]:
-    """Every key by section, with an empty text, which leaves it open; those of the server have their defaults."""
+    """Every key by section, with an empty text, which leaves it unset; the server's keys have their defaults."""
     sections: dict[str, dict[str, Any]] = defaultdict(dict)
     for section, key, _, _ in config.reference():
         if section not in WITHHELD and f"{section}.{key}" not in EMBEDDED:
@@ -34,7 +34,7 @@ def offered() -> dict[str, dict[str, Any]]:
 
 
 def written(app: str) -> str:
-    """The app's file with its settings as they should be: a line for each section."""
+    """The app's file with generated settings: a line for each section."""
     head, _, _ = app.partition(HEADER)
     lines = [f"{section} = {_inline(keys)}\n" for section, keys in offered().items()]
     return head + HEADER + "".join(lines)

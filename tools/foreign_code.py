@@ -1,9 +1,9 @@
-"""Finds, in syntax trees, what could run code that came as data: unpickling, eval, shells, imports by a computed name.
+"""Finds code in syntax trees that could execute data: unpickling, eval, shells, imports by a computed name.
 
     foreign_code(ast.parse(text))  ->  ["3: torch.load", "7: shell="]
 
-Names are followed through imports (`from torch import load as read`), but not through assignments: this finds what
-somebody writes without thinking, not what somebody hides.
+Names are followed through imports (`from torch import load as read`), but not through assignments: this finds mistakes,
+not deliberately hidden code.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ NAMES = frozenset(
         "importlib.import_module", "importlib.util.spec_from_file_location",
     }
 )  # fmt: skip
-"""What is found wherever it is mentioned, called or not."""
+"""Names that are findings wherever they occur, called or not."""
 _PROGRAMS = ("os.exec", "os.spawn", "os.posix_spawn")
 _UNPICKLES_UNLESS = "allow_pickle"
-"""numpy's readers are allowed with allow_pickle=False, written out."""
+"""numpy's readers are allowed with an explicit allow_pickle=False."""
 
 
 def foreign_code(tree: ast.AST) -> list[str]:
@@ -62,7 +62,7 @@ def foreign_code(tree: ast.AST) -> list[str]:
 
 
 def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """What names that imports bind stand for: `import numpy as np` gives np, numpy."""
+    """What the names bound by imports refer to: `import numpy as np` gives np, numpy."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -80,7 +80,7 @@ def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _dotted(node: ast.expr, imported: dict[str, str]) -> str:
-    """A name as its module's documentation writes it; empty for anything else than names and dots."""
+    """A name as in its module's documentation; empty for anything except names and dots."""
     if isinstance(node, ast.Name):
         return imported.get(node.id, node.id)
     if isinstance(node, ast.Attribute):
@@ -98,11 +98,11 @@ def _is_safe(call: ast.Call, imported: dict[str, str]) -> bool:
 
 
 def _is_unsafe(word: ast.keyword) -> bool:
-    """A switch that is not plainly off."""
+    """A switch that is not explicitly off."""
     off = isinstance(word.value, ast.Constant) and word.value.value is False
     return word.arg in ("shell", _UNPICKLES_UNLESS) and not off
 
 
 def sources(root: Path, folders: tuple[str, ...]) -> list[Path]:
-    """The Python files below these folders of the project."""
+    """The Python files in these folders of the project."""
     return sorted(path for folder in folders for path in (root / folder).rglob("*.py"))

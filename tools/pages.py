@@ -1,8 +1,8 @@
-"""`python tools/pages.py`: puts the latest figures into README.md and the pages of docs that show figures.
+"""`python tools/pages.py`: inserts the latest measurements into README.md and the pages of docs that show them.
 
-Each stands between marks `<!-- name -->` and `<!-- /name -->`: `steps`, `rounds`, `peers`, `growth`, `together` and
-`profiling` come from `benchmarks/NAME.json`, `claims` from all tables in `results`, the others (`RESULTS`) from one of
-them each.
+Each block is between marks `<!-- name -->` and `<!-- /name -->`: `steps`, `rounds`, `peers`, `growth`, `together` and
+`profiling` come from `benchmarks/NAME.json`, `claims` from all tables in `results`, the others (`RESULTS`) from one
+table each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAGES = (
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """A part of a table of `fedrbn reproduce` (all parts unless named), and how a page shows it."""
+    """A part of a table of `fedrbn reproduce` (an empty name means all parts), and how a page shows it."""
 
     experiment: str
     scale: str = "full"
@@ -39,12 +39,12 @@ class Shown:
 
     @property
     def folder(self) -> str:
-        """Where the table is, below `results`."""
+        """The folder of the table in `results`."""
         return experiment_cells.folder_name(self.experiment, self.scale, self.threat)
 
     @property
     def command(self) -> str:
-        """What makes the table."""
+        """The command that makes the table."""
         return experiment_cells.command(self.experiment, self.scale, threat=self.threat)
 
 
@@ -89,7 +89,7 @@ def shares(content: dict[str, Any]) -> str:
 
 
 def where(machine: dict[str, Any]) -> str:
-    """The machine, and how busy it was."""
+    """The machine and its load."""
     return (
         f"Measured on {machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, load "
         f"{machine['load']:.1f} at the end. A load above the number of cores means that other processes were running; "
@@ -100,7 +100,7 @@ def where(machine: dict[str, Any]) -> str:
 def comparison(content: dict[str, Any], part: str) -> str:
     """A part of a table: all metrics of each column, the paper's numbers in brackets, 10¹² MACs an epoch at the end.
 
-    Rows of which nothing was run are left out.
+    Rows without any run are left out.
     """
     own = [number for number in content["numbers"] if number["part"] == part]
     run = {number["row"] for number in own if number["seeds"] or number["stopped"]}
@@ -120,7 +120,7 @@ def comparison(content: dict[str, Any], part: str) -> str:
 
 
 def differences(content: dict[str, Any], part: str) -> str:
-    """Rows against one of them, sample by sample, as in the table itself."""
+    """Rows compared with one of them, sample by sample, as in the table itself."""
     found = [
         Difference(**{name: one[name] for name in _fields(Difference)})
         for one in content["differences"]
@@ -130,7 +130,7 @@ def differences(content: dict[str, Any], part: str) -> str:
 
 
 def of_results(content: dict[str, Any], part: str, kind: str) -> str:
-    """What a page shows of a table of `fedrbn reproduce`: one part or all of them, and what the numbers are."""
+    """What a page shows of a table of `fedrbn reproduce`: one part or all of them, and the meaning of the numbers."""
     parts = [part] if part else list(dict.fromkeys(number["part"] for number in content["numbers"]))
     render = differences if kind == "differences" else comparison
     shown = [f"**{each}**\n\n" * (not part) + render(content, each) for each in parts]
@@ -147,7 +147,7 @@ def _beside(number: dict[str, Any] | None, wanted: int) -> str:
 
 
 def _ours(number: dict[str, Any] | None, wanted: int) -> str:
-    """Our number as the table itself shows it."""
+    """Our number in the format of the table itself."""
     if number is None:
         return ""
     return shown_mean(Number(**{name: number[name] for name in _fields(Number) if name in number}), wanted)
@@ -170,7 +170,7 @@ def filled(page: str, found: dict[str, str]) -> str:
 
 
 def contents() -> dict[str, str]:
-    """What has been measured so far, by mark."""
+    """The content of all blocks measured so far, by mark."""
     found = {"claims": claims_page.markdown(claims.read(), ROOT / "results")}
     for name in ("steps", "rounds", "peers", "growth", "together", "profiling"):
         path = ROOT / "benchmarks" / f"{name}.json"
@@ -180,7 +180,7 @@ def contents() -> dict[str, str]:
     for name, shown in RESULTS.items():
         path = ROOT / "results" / shown.folder / "table.json"
         content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"numbers": []}
-        here = any(shown.part in ("", number["part"]) for number in content["numbers"])  # --only may have left it out
+        here = any(shown.part in ("", number["part"]) for number in content["numbers"])  # --only may have excluded it
         found[name] = of_results(content, shown.part, shown.kind) if here else f"Not measured yet: `{shown.command}`"
     return found
 

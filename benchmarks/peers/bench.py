@@ -1,11 +1,11 @@
-"""`make bench-peers`: the same FedAvg and FedBN rounds by plain PyTorch, Flower's simulation, pfl-research and us.
+"""`make bench-peers`: the same FedAvg and FedBN rounds in plain PyTorch, Flower's simulation, pfl-research and fedrbn.
 
-Five domains of 743 digits each (real ones if FEDRBN_DATA names them, else digits-mini with what it has), the paper's
-network of 14.2 M parameters, batch 32, learning rate 0.01, one local epoch, float32, one thread per process. All have
-the same initial weights and the same order of batches, so their accuracies must agree. CPU seconds are of all processes
-of a contender, per round after the first, which warms up; memory is the largest sum of proportional set sizes (shared
-pages count once). Contenders run one after another. Linux only. Writes benchmarks/peers.json after each, so that what
-is measured is kept; --only measures again just those named.
+Five domains of 743 digits each (real ones if FEDRBN_DATA names them, else as many as digits-mini has), the paper's
+network with 14.2 M parameters, batch 32, learning rate 0.01, one local epoch, float32, one thread per process. All have
+the same initial weights and the same order of batches, so their accuracies must agree. CPU seconds are the sum over all
+processes of a contender, per round after the first (warm-up); memory is the largest sum of proportional set sizes
+(shared pages count once). Contenders run one after another. Linux only. Writes benchmarks/peers.json after each
+contender, so that results are kept; --only measures only the named ones again.
 
     python benchmarks/peers/bench.py PYTHON_OF_THE_PEERS [--rounds 2] [--only ours,plain] [--small]
 """
@@ -58,7 +58,7 @@ RESULT = HERE.parent / "peers.json"
 
 
 def make_work(path: Path, rounds: int, width: float, images: int) -> dict[str, Any]:
-    """Write the work of all contenders; returns what it is."""
+    """Write the work of all contenders; returns its description."""
     name = "digits" if os.environ.get("FEDRBN_DATA") else "digits-mini"
     config = FederationConfig(users_per_domain=1, fraction=1.0, at=0.0, validation=0.0, test_samples=TEST)
     clients = build_federation(load_data(DataConfig(name=name)), config, SEED).clients
@@ -69,7 +69,7 @@ def make_work(path: Path, rounds: int, width: float, images: int) -> dict[str, A
         tensors |= {f"images/{d}": own.images, f"labels/{d}": own.labels}
         tensors |= {f"test_images/{d}": test.images, f"test_labels/{d}": test.labels}
         for r in range(rounds):
-            random = generator(SEED, "round", r, "client", ids[d], "batches")  # as `federated.client` derives it
+            random = generator(SEED, "round", r, "client", ids[d], "batches")  # as in `federated.client`
             steps = steps_per_epoch(len(own), workload.BATCH)
             tensors[f"order/{r}/{d}"] = torch.cat(list(batches(len(own), workload.BATCH, steps, random)))
     net = build("digits", 10, width, (3, 28, 28), seed=SEED)
@@ -87,7 +87,7 @@ def make_work(path: Path, rounds: int, width: float, images: int) -> dict[str, A
 
 
 class Memory(threading.Thread):
-    """The largest sum of proportional set sizes of a process and all it has started, in bytes."""
+    """The largest sum of proportional set sizes of a process and its descendants, in bytes."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -96,13 +96,13 @@ class Memory(threading.Thread):
         self.over = threading.Event()
 
     def run(self) -> None:
-        """Look now and then."""
+        """Poll from time to time."""
         while not self.over.wait(1.0):
             self.peak = max(self.peak, sum(_proportional(member.pid) for member in family(self.pid)))
 
 
 def _proportional(pid: int) -> int:
-    with contextlib.suppress(OSError):  # it has ended meanwhile
+    with contextlib.suppress(OSError):  # it has ended in the meantime
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
@@ -135,7 +135,7 @@ def contest(python: str, contender: str, method: str, work: Path) -> dict[str, A
     memory.over.set()
     if process.wait() or not out.exists():
         said = log.read_text(encoding="utf-8")
-        print(f"{contender} failed in {method}; the end of what it said:\n{said[-3000:]}", file=sys.stderr)
+        print(f"{contender} failed in {method}; the end of its output:\n{said[-3000:]}", file=sys.stderr)
         causes = [line.strip() for line in said.splitlines() if "Exception: " in line or "Error: " in line]
         return {"failed": causes[0] if causes else f"exit code {process.returncode}"}
     known = workload.read(work)
@@ -152,7 +152,7 @@ def contest(python: str, contender: str, method: str, work: Path) -> dict[str, A
 
 
 def rows(found: dict[str, dict[str, dict[str, Any]]]) -> list[Row]:
-    """Figures beside their targets, of what has been measured."""
+    """The measured figures and their targets."""
     made = []
     for method, measured in found.items():
         by_name = {name: result for name, result in measured.items() if "failed" not in result}
@@ -173,7 +173,7 @@ def rows(found: dict[str, dict[str, dict[str, Any]]]) -> list[Row]:
 
 
 def failures(found: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    """Which contenders could not be measured, and what they said."""
+    """Which contenders could not be measured, and their errors."""
     return [
         f"{method}, {CONTENDERS[name]}: not measured: {result['failed']}"
         for method, by_name in found.items()
@@ -186,9 +186,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("python", help="the interpreter of the peers' environment")
-    parser.add_argument("--rounds", type=int, default=2, help="measured rounds, after one that warms up")
+    parser.add_argument("--rounds", type=int, default=2, help="measured rounds, after one warm-up round")
     parser.add_argument("--only", default=",".join(CONTENDERS))
-    parser.add_argument("--small", action="store_true", help="a tiny network and few images: whether it works at all")
+    parser.add_argument("--small", action="store_true", help="a tiny network and few images, to check that it works")
     options = parser.parse_args()
     torch.set_num_threads(1)
     result = Path(tempfile.gettempdir()) / "peers-small.json" if options.small else RESULT

@@ -1,4 +1,4 @@
-"""`python contend.py CONTENDER METHOD WORK OUT`: one contender's rounds; says `round` after each, writes networks."""
+"""`python contend.py CONTENDER METHOD WORK OUT`: one contender's rounds; prints `round` after each, writes networks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(contender: str, method: str, work: str, out: str) -> None:
 
 
 def _training(contender: str) -> workload.Train:
-    """The contender's training; its package alone is imported."""
+    """The contender's training; only its package is imported."""
     if contender == "ours":
         from ours import train  # noqa: PLC0415
     elif contender == "plain":

@@ -1,4 +1,4 @@
-"""Flower's simulation engine with its own FedAvg strategy; for FedBN batch norm stays in the client's state."""
+"""Flower's simulation engine with its own FedAvg strategy; for FedBN, batch norm stays in the client's state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workload import LR, State, Tell, Work, is_batch_norm, read, shared_names
 app = ClientApp()
 
 
-@lru_cache(maxsize=1)  # a worker of the simulation does many jobs
+@lru_cache(maxsize=1)  # a worker of the simulation runs many jobs
 def _work(path: str) -> tuple[Work, torch.nn.Sequential]:
     torch.set_num_threads(1)
     work = read(Path(path))
@@ -60,10 +60,10 @@ def train(work: Work, method: str, tell: Tell) -> list[State]:
     server, found = ServerApp(), {}
 
     class Told(FedAvg):
-        """FedAvg that says when a round is over."""
+        """FedAvg that reports the end of each round."""
 
         def aggregate_train(self, server_round: int, replies: object) -> object:
-            """The mean of what came back."""
+            """The mean of the replies."""
             made = super().aggregate_train(server_round, replies)
             tell()
             return made

@@ -1,4 +1,4 @@
-"""This package, float32, with its default worker processes: FATAvg and FATBN with nobody adversarial."""
+"""This package, float32, with its default worker processes: FATAvg and FATBN without AT users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names(domains: int) -> list[str]:
 
 
 def train(work: Work, method: str, tell: Tell) -> list[State]:
-    """The rounds of `federate`; batches come in the order that this package derives from seed, round and client."""
+    """The rounds of `federate`; the order of batches is derived from seed, round and client, as in this package."""
     parts = [
         (Samples((x * 255).round().byte(), y), Samples((tx * 255).round().byte(), ty))
         for x, y, tx, ty in zip(work.images, work.labels, work.test_images, work.test_labels, strict=True)

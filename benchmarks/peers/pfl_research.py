@@ -1,8 +1,8 @@
 """Apple's pfl-research: its SimulatedBackend, FederatedAveraging and PyTorchModel.
 
-What it averages are trainable parameters. FedAvg with batch norm also averages running statistics, and FedBN keeps
-all of batch norm with the user: a model with another map of variables, and an algorithm that puts a user's batch norm
-in place, are all it takes.
+It averages trainable parameters. FedAvg with batch norm also averages running statistics, and FedBN keeps all of batch
+norm with the user. This needs only a model with a different map of variables and an algorithm that loads a user's batch
+norm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workload import BATCH, LR, State, Tell, Work, shared_names
 
 
 class SharedModel(PyTorchModel):
-    """A model of which these tensors are averaged; the mean change is added as it is."""
+    """A model that averages these tensors; the mean change is added unscaled."""
 
     def __init__(self, module: torch.nn.Module, names: list[str]) -> None:
         super().__init__(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
@@ -42,14 +42,14 @@ class SharedModel(PyTorchModel):
 
 
 class OwnTensors(FederatedAveraging):
-    """FedAvg in which each user keeps those tensors of the model that are not averaged."""
+    """FedAvg in which each user keeps the tensors of the model that are not averaged."""
 
     def __init__(self, kept: list[State]) -> None:
         super().__init__()
         self.kept = kept
 
     def train_one_user(self, initial_model_state: Any, model: Any, user_dataset: Any, central_context: Any) -> Any:
-        """Train with the user's own tensors in place, and keep them."""
+        """Train with the user's own tensors, and keep them."""
         own, tensors = self.kept[int(user_dataset.user_id)], model.pytorch_model.state_dict()
         for name, value in own.items():
             tensors[name].copy_(value)
@@ -94,7 +94,7 @@ def train(work: Work, method: str, tell: Tell) -> list[State]:
         return Dataset([work.images[number][order], work.labels[number][order]], user_id=str(number))
 
     data = FederatedDataset(user, get_user_sampler("minimize_reuse", users))
-    # users are evaluated in the first round only, which warms up
+    # users are evaluated only in the first round, the warm-up
     params = NNAlgorithmParams(work.rounds, work.rounds, train_cohort_size=len(users), val_cohort_size=0)
     local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=BATCH)
     model = SharedModel(net, names)

@@ -8,7 +8,7 @@ from workload import LR, State, Tell, Work, shared_names
 
 
 def train(work: Work, method: str, tell: Tell) -> list[State]:
-    """FedAvg or FedBN as everybody would write them first."""
+    """FedAvg or FedBN in the most direct form."""
     net = work.network().train()
     shared = shared_names(net, method)
     copy = {name: tensor.clone() for name, tensor in net.state_dict().items()}

@@ -1,7 +1,7 @@
-"""The work that all contenders do: the same images, initial weights and order of batches, in one file.
+"""The work of all contenders: the same images, initial weights and order of batches, in one file.
 
 A contender is a module with `train(work, method, tell)`: it trains `work.rounds` rounds, calls `tell()` after each, and
-returns the network of every domain. `contend.py` runs one in a process of its own.
+returns the network of every domain. `contend.py` runs one in a separate process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Train: TypeAlias = Callable[["Work", str, Tell], list[State]]
 
 @dataclass(frozen=True)
 class Work:
-    """Images as float pixels in [0, 1], by domain; `order[r][d]` are the positions of domain d in round r."""
+    """Images as float pixels in [0, 1], by domain; `order[r][d]` are the indices of domain d in round r."""
 
     images: list[Tensor]
     labels: list[Tensor]
@@ -38,7 +38,7 @@ class Work:
 
     @property
     def rounds(self) -> int:
-        """How many are trained; the first one warms up."""
+        """The number of rounds; the first one is the warm-up."""
         return len(self.order)
 
     def network(self) -> nn.Sequential:
@@ -48,17 +48,17 @@ class Work:
         return net
 
     def batches(self, round_: int, domain: int) -> list[Tensor]:
-        """Positions of each batch; no last batch is a single image."""
+        """Indices of each batch; the last batch is never a single image."""
         return list(self.order[round_][domain].split(BATCH))
 
 
 def write(path: Path, work: dict[str, Any], width: float) -> None:
-    """Write tensors by the names that `read` knows."""
+    """Write tensors by the names that `read` expects."""
     save_file({name: tensor.contiguous() for name, tensor in work.items()}, path, metadata={"width": str(width)})
 
 
 def read(path: Path) -> Work:
-    """What `write` has written."""
+    """Read what `write` has written."""
     with safe_open(path, framework="pt") as file:
         found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         width = float(file.metadata()["width"])
@@ -81,16 +81,16 @@ def is_batch_norm(name: str) -> bool:
 
 
 def shared_names(net: nn.Module, method: str) -> list[str]:
-    """What is averaged: every float tensor by FedAvg, all but batch norm by FedBN."""
+    """What is averaged: every float tensor with FedAvg, all except batch norm with FedBN."""
     floats = [name for name, tensor in net.state_dict().items() if tensor.is_floating_point()]
     return [name for name in floats if method == "fedavg" or not is_batch_norm(name)]
 
 
 @torch.no_grad()
 def accuracy(work: Work, states: list[State]) -> float:
-    """SA: the share of test images that each domain's network gets right, averaged over domains."""
+    """SA: the share of test images that each domain's network classifies correctly, averaged over domains."""
     net, right = work.network().eval(), []
     for state, x, y in zip(states, work.test_images, work.test_labels, strict=True):
-        net.load_state_dict(state, strict=False)  # counters of batches are not exchanged by all
+        net.load_state_dict(state, strict=False)  # not all contenders exchange batch counters
         right.append((net(x).argmax(1) == y).float().mean())
     return float(torch.stack(right).mean())

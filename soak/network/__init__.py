@@ -1,1 +1,1 @@
-"""A fleet on a bad network: every node in a network namespace of its own, behind a slow link and a bad proxy."""
+"""A fleet on a bad network: every node in its own network namespace, behind a slow link and an unreliable proxy."""

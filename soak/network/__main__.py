@@ -22,12 +22,12 @@ RESULTS = Path(__file__).parents[2] / "results" / "reliability"
 
 
 def main() -> None:
-    """Try everything, or say why it cannot be tried here; the first thing that is lost ends it with an error."""
+    """Try all faults, or say why that is not possible here; the first loss ends it with an error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nodes", type=int, default=16, help="a multiple of 4")
-    parser.add_argument("--deadline", type=float, default=90.0, help="seconds that the server gives a node")
-    parser.add_argument("--patience", type=float, default=600.0, help="most seconds to wait for anything")
+    parser.add_argument("--deadline", type=float, default=90.0, help="seconds that a node has to answer")
+    parser.add_argument("--patience", type=float, default=600.0, help="maximum seconds to wait for anything")
     parser.add_argument("--keep", type=Path, help="an empty folder for the site and the logs, kept afterwards")
     parser.add_argument("--out", type=Path, default=RESULTS / "network.json")
     options = parser.parse_args()

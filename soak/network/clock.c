@@ -1,5 +1,5 @@
-/* Gives a process another date: LD_PRELOAD=clock.so CLOCK_OFFSET=86400. Intervals (CLOCK_MONOTONIC) stay as they are,
-   which libfaketime does not manage with Python's own sleep and locks. */
+/* Gives a process another date: LD_PRELOAD=clock.so CLOCK_OFFSET=86400. Intervals (CLOCK_MONOTONIC) do not change;
+   libfaketime does not achieve that with Python's sleep and locks. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/time.h>

@@ -1,6 +1,6 @@
-"""Each node of a site as a machine of its own: a namespace, a small disk, a clock, and a supervisor like systemd.
+"""Each node of a site as a separate machine: a namespace, a small disk, a clock, and a supervisor like systemd.
 
-The supervisor does what the site's own `fedrbn-supernode.service` says: a node that ends is started again or not.
+The supervisor follows the site's own `fedrbn-supernode.service`, which decides whether a node that ends is restarted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ for start in $(seq {most}); do
   wait $child
   code=$?
   echo "supervisor: ended with exit code $code"
-  kill -KILL $(ip netns pids {namespace}) 2>/dev/null  # what it has left behind, as systemd does
+  kill -KILL $(ip netns pids {namespace}) 2>/dev/null  # remaining processes, as systemd does
   if [ "$again" != always ] && [ $code = 0 ]; then exit 0; fi
   sleep "$pause"
 done
@@ -40,7 +40,7 @@ done
 
 
 def settle(site: Site, network: Network) -> None:
-    """Have every node's script start it in its own namespace, under a supervisor; clocks are right."""
+    """Make every node's script start it in its own namespace, under a supervisor; clocks are correct."""
     for name in network.nodes:
         folder = site.node(name)
         (folder / "supernode.sh").rename(folder / "machine.sh")
@@ -53,11 +53,11 @@ def settle(site: Site, network: Network) -> None:
 
 
 def register(site: Site) -> None:
-    """Register all keys in one process; `register.sh` starts one for each, seconds of processor time each.
+    """Register all keys in one process; `register.sh` starts a process per key, each with seconds of processor time.
 
-    A command of `flwr.sh` has been given before: it writes where the SuperLink is.
+    A command of `flwr.sh` must have run before: it writes the address of the SuperLink.
     """
-    from flwr.cli.app import app as flwr_cli  # noqa: PLC0415  (slow, and warns of its own options)
+    from flwr.cli.app import app as flwr_cli  # noqa: PLC0415  (slow, and warns about its own options)
 
     for key in sorted((site.server / "keys").glob("*.pub")):
         arguments = ["supernode", "register", str(key), "site", "--name", key.stem]
@@ -67,7 +67,7 @@ def register(site: Site) -> None:
 
 
 def other_clock(folder: Path) -> Path | None:
-    """A library that gives a process another date, made in this folder; None where there is no C compiler."""
+    """A library that gives a process another date, built in this folder; None if there is no C compiler."""
     compiler, made = shutil.which("cc"), folder / "clock.so"
     if compiler is None:
         return None
@@ -77,14 +77,14 @@ def other_clock(folder: Path) -> Path | None:
 
 
 def set_clock(site: Site, node: str, offset: int = 0, library: Path | None = None) -> None:
-    """Put a node's clock so many seconds forward, from its next start on; without a library it is right."""
+    """Set a node's clock forward by `offset` seconds, from its next start on; without a library it is correct."""
     wrong = "" if library is None else f"LD_PRELOAD={library} CLOCK_OFFSET={offset}"
     (site.node(node) / "clock").write_text(wrong)
 
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
-    """A folder is on a disk of its own within the block, with what it holds."""
+    """Within the block, a folder with its content is on a separate disk."""
     with tempfile.TemporaryDirectory(prefix="fedrbn-soak-") as kept:
         shutil.copytree(folder, kept, dirs_exist_ok=True)
         options = f"size={megabytes}m,mode=0700"
@@ -97,7 +97,7 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
 
 
 def fill(folder: Path) -> int:
-    """Use up the disk of a folder; returns how many bytes there were left."""
+    """Fill the disk of a folder; returns the bytes that were free."""
     written = 0
     with (folder / _FILLER).open("wb", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):
@@ -110,5 +110,5 @@ def fill(folder: Path) -> int:
 
 
 def make_room(folder: Path) -> None:
-    """The disk has room again."""
+    """Free the disk again."""
     (folder / _FILLER).unlink()

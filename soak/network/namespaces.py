@@ -1,10 +1,10 @@
-"""Network namespaces of our own: a hub with a bridge, the server, and one for each node behind a slow link.
+"""Private network namespaces: a hub with a bridge, the server, and one for each node behind a slow link.
 
     server ── hub (a bridge, and the proxy of `soak.network.proxy`) ──┬── node 0, 10 Mbit/s each way
                                                                       ├── node 1 …
 
-Nothing outside these namespaces is changed or reached: the bridge is in the hub, which has no way out. `netem`, which
-could add latency, is not in every kernel: links are slowed by `tbf`, the rest is the proxy's.
+Nothing outside these namespaces is changed or reached: the bridge is in the hub, which has no route out. `netem`, which
+could add latency, is not in every kernel: `tbf` slows the links, the proxy does the rest.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _NAMED = Path("/run/netns")
 
 @dataclass(frozen=True)
 class Network:
-    """The names of the namespaces. Make one with `network`, which removes them."""
+    """The names of the namespaces. Create it with `network`, which removes them."""
 
     prefix: str
     nodes: tuple[str, ...]
 
     @property
     def hub(self) -> str:
-        """Where the bridge is, and the proxy."""
+        """The namespace of the bridge and the proxy."""
         return f"{self.prefix}-hub"
 
     @property
     def server(self) -> str:
-        """Where the SuperLink is."""
+        """The namespace of the SuperLink."""
         return f"{self.prefix}-server"
 
     def of(self, node: str) -> str:
@@ -59,28 +59,28 @@ class Network:
         return ["ip", "netns", "exec", namespace, *command]
 
     def cut(self, *nodes: str) -> None:
-        """Pull the plugs of these nodes."""
+        """Disconnect these nodes."""
         for node in nodes:
             _ip("-n", self.hub, "link", "set", self._port(node), "down")
 
     def mend(self, *nodes: str) -> None:
-        """Put them in again."""
+        """Reconnect them."""
         for node in nodes:
             _ip("-n", self.hub, "link", "set", self._port(node), "up")
 
     def cut_server(self) -> None:
-        """Pull the server's plug: its own processes still reach each other, nodes do not reach it."""
+        """Disconnect the server: its own processes still reach each other, nodes do not reach it."""
         _ip("-n", self.hub, "link", "set", "server", "down")
 
     def mend_server(self) -> None:
-        """Put it in again."""
+        """Reconnect it."""
         _ip("-n", self.hub, "link", "set", "server", "up")
 
     def _port(self, node: str) -> str:
         return f"p{self.nodes.index(node)}"
 
     def make(self) -> None:
-        """Make everything."""
+        """Create all namespaces."""
         for namespace in self.all:
             _ip("netns", "add", namespace)
             _ip("-n", namespace, "link", "set", "lo", "up")
@@ -103,7 +103,7 @@ class Network:
         _ip("-n", namespace, "link", "set", "eth0", "up")
 
     def remove(self) -> None:
-        """End what still runs in the namespaces and remove them."""
+        """End all processes in the namespaces and remove them."""
         for namespace in self.all:
             if not (_NAMED / namespace).exists():
                 continue
@@ -113,7 +113,7 @@ class Network:
 
 @contextmanager
 def network(nodes: Sequence[str]) -> Iterator[Network]:
-    """Namespaces that go with this block, whatever happens in it."""
+    """Namespaces that are removed when this block ends, also after errors."""
     made = Network(f"soak{os.getpid()}", tuple(nodes))
     try:
         made.make()
@@ -123,12 +123,12 @@ def network(nodes: Sequence[str]) -> Iterator[Network]:
 
 
 def impossible() -> str | None:
-    """Why namespaces cannot be made here; None if they can."""
+    """Why namespaces cannot be created here; None if they can."""
     missing = [tool for tool in ("ip", "tc", "mount") if shutil.which(tool) is None]
     if missing:
         return f"got no {missing[0]} on this machine; expected iproute2 and mount. Install them."
     if os.geteuid() != 0:
-        return "got a user who is not root; expected root, who alone may make network namespaces. Run it with sudo."
+        return "got a user who is not root; expected root, because only root can create network namespaces. Use sudo."
     try:
         with network(["trial"]):
             return None
@@ -159,7 +159,7 @@ def _enter(handle: int) -> None:
 
 
 def _end(namespace: str) -> None:
-    """Kill what runs in a namespace, and wait until it is gone."""
+    """Kill all processes in a namespace, and wait until they have ended."""
     for _ in range(50):
         pids = [int(pid) for pid in _ip("netns", "pids", namespace).split() if int(pid) != os.getpid()]
         if not pids:

@@ -1,9 +1,9 @@
-"""A TCP proxy that is as bad as some networks: late, with stalls, resets and connections that just end.
+"""A TCP proxy that behaves like a bad network: latency, stalls, resets and connections that close early.
 
     python -m soak.network.proxy HOST:PORT TO_HOST:TO_PORT --seed 1 --counts FILE
 
-What becomes of a connection is drawn when it is opened, from the seed and its number. Bytes are passed on as they are:
-what is in TLS stays there.
+The fate of a connection is drawn when it is opened, from the seed and its number. Bytes are passed on unchanged, so TLS
+stays intact.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHUNK = 16 * 1024
 
 @dataclass(frozen=True)
 class Fate:
-    """What becomes of a connection after so many bytes of both directions together."""
+    """What happens to a connection after this many bytes in both directions together."""
 
     kind: str
     after: float = 0.0
@@ -40,7 +40,7 @@ class Fate:
 
 
 def fate(seed: int, number: int) -> Fate:
-    """Drawn for the connection of this number: somewhere between the first greeting and a whole network's weights."""
+    """The fate of the connection with this number: between the handshake and the weights of a whole network."""
     drawn = np.random.default_rng([seed, number])
     luck, after = drawn.random(), 10 ** drawn.uniform(2, 5.5)
     if luck < RESETS:
@@ -53,7 +53,7 @@ def fate(seed: int, number: int) -> Fate:
 
 
 class Connection:
-    """One connection of a node, and the one to the server that belongs to it."""
+    """One connection of a node, and the corresponding one to the server."""
 
     def __init__(self, doomed: Fate, counts: Counter[str]) -> None:
         self.fate = doomed
@@ -63,7 +63,7 @@ class Connection:
         self.resumes = 0.0
 
     async def serve(self, near: tuple[asyncio.StreamReader, asyncio.StreamWriter], host: str, port: int) -> None:
-        """Pass everything on until one side ends, or fate strikes."""
+        """Pass everything on until one side ends or the drawn fault happens."""
         reader, writer = near
         writers = [writer]
         try:
@@ -73,7 +73,7 @@ class Connection:
                 both.create_task(self._pass(reader, far_writer))
                 both.create_task(self._pass(far_reader, writer))
         except* (OSError, TimeoutError):
-            self.counts["broken"] += 1  # by a link that is cut, or by fate
+            self.counts["broken"] += 1  # by a link that was cut, or by the drawn fault
             for each in writers:
                 if self.fate.kind != "closed":
                     _reset(each)
@@ -84,7 +84,7 @@ class Connection:
                     await each.wait_closed()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass on one direction, each piece a little later than it came."""
+        """Pass on one direction, each piece with a delay."""
         clock = asyncio.get_running_loop().time
         waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
 
@@ -152,7 +152,7 @@ async def serve(listen: str, to: str, seed: int, counts: Path) -> None:
 
 
 def main() -> None:
-    """Serve as the command line says."""
+    """Parse the command line and serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("listen")
     parser.add_argument("to")

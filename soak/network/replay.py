@@ -1,4 +1,4 @@
-"""The run that the records of a deployment tell of, computed again on this machine without any network."""
+"""Recomputes the run that the records of a deployment describe, on this machine and without a network."""
 
 from __future__ import annotations
 

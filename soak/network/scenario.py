@@ -1,4 +1,4 @@
-"""One run of a fleet to which everything happens that networks, clocks, certificates and disks do to fleets."""
+"""One run of a fleet with faults of the network, clocks, certificates and disks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from soak.setting import LostError, Row
 
 DOMAINS = ("plain", "pen", "texture", "street")
 THIEF, STRANGER = "thief", "stranger"
-"""A registered node that says it is another's client; a node whose key nobody has registered."""
+"""A registered node that claims another node's client; a node whose key is not registered."""
 PORT = 9092
 ROUNDS = 8
 SERVER_CUT = 60.0
@@ -39,12 +39,12 @@ NODE_DISK, SERVER_DISK = 8, 64
 RUN = "soak"
 DAY = 24 * 3600
 ENDED = "supervisor: ended with exit code"
-"""What the supervisor says of a node that has ended."""
+"""What the supervisor prints when a node has ended."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A fleet under way, and what is needed to do things to it."""
+    """A running fleet, and what is needed to disturb it."""
 
     deployed: RunningFleet
     network: Network
@@ -66,21 +66,21 @@ class Trial:
         return self.site.server / RUN
 
     def submit(self) -> str:
-        """Start the run, or go on with it, once all nodes are there."""
+        """Start or resume the run, once all nodes are connected."""
         times = {"deadline": self.deadline, "introduction": self.deadline, "wait": self.patience, "poll": 0.5}
         return self.deployed.submit_experiment(RUN, self.experiment, nodes=len(self.nodes), **times)
 
     def log(self, name: str) -> str:
-        """All that a process has said."""
+        """The complete output of a process."""
         path = self.deployed.logs / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def finished(self) -> int:
-        """Rounds that are finished."""
+        """The number of finished rounds."""
         return len(RunDirectory(self.run).records("rounds.jsonl"))
 
     def joined(self) -> dict[str, set[str]]:
-        """The nodes that have ever come as each client."""
+        """All nodes that have ever joined as each client."""
         found: dict[str, set[str]] = {}
         for event in events(self.run / "events.jsonl", "joined"):
             found.setdefault(event["client"], set()).add(event["node"])
@@ -96,14 +96,14 @@ class Trial:
         self.say(what)
 
     def until_in_round(self, number: int, nodes: Sequence[str]) -> None:
-        """Wait until a round is under way, and one of these nodes has got its job."""
+        """Wait until a round has started and one of these nodes has received its job."""
         self.until(f"round {number - 1} is finished", lambda: self.finished() >= number - 1)
         mark = f"ROUND {number - 1}]"
         self.until(f"round {number} is under way", lambda: any(mark in self.log(node) for node in nodes))
 
 
 def experiment_for(nodes: int) -> Experiment:
-    """Tiny: so many users of four domains, a quarter of them AT users, at least two."""
+    """A tiny experiment: this many users of four domains, a quarter of them AT users, at least two."""
     settings: dict[str, dict[str, Any]] = {
         "data": {"domains": DOMAINS},
         "federation": {
@@ -123,7 +123,7 @@ def experiment_for(nodes: int) -> Experiment:
 
 
 def at_users(nodes: int) -> int:
-    """How many of the nodes train adversarially: the first of so many domains."""
+    """The number of nodes that train adversarially: the first node of each of this many domains."""
     return max(2, nodes // len(DOMAINS))
 
 
@@ -136,7 +136,7 @@ def names(nodes: int) -> tuple[str, ...]:
 def trial(
     folder: Path, network: Network, nodes: int, seed: int, deadline: float, patience: float, say: Callable[[str], None]
 ) -> Iterator[Trial]:
-    """A site whose server and proxy run; nodes are not started yet. Everything ends with the block."""
+    """A site with a running server and proxy; nodes are not started yet. Everything ends with the block."""
     experiment = experiment_for(nodes)
     fleet_nodes = [Node(name, partition=i) for i, name in enumerate(names(nodes))]
     others = (Node(THIEF, partition=0), Node(STRANGER, partition=0))
@@ -163,7 +163,7 @@ def _start_proxy(deployed: RunningFleet, network: Network, seed: int) -> None:
 
 
 def rows(trial: Trial) -> list[Row]:
-    """Do everything to the fleet; the first thing that is lost ends it with an error."""
+    """Disturb the fleet in every way; the first loss ends it with an error."""
     trial.submit()
     machines.register(trial.site)
     trial.say("registered the keys")
@@ -178,7 +178,7 @@ def rows(trial: Trial) -> list[Row]:
 
 
 def _started(trial: Trial) -> list[Row]:
-    """Start the fleet, with two clocks that are wrong at first and with a stranger; the run waits for everybody."""
+    """Start the fleet, with two wrong clocks at first and an unregistered node; the run waits for all nodes."""
     library = machines.other_clock(trial.site.root)
     clocks = {trial.nodes[-2]: -DAY, trial.nodes[-3]: DAY} if library else {}
     for node, offset in clocks.items():
@@ -186,24 +186,24 @@ def _started(trial: Trial) -> list[Row]:
     for node in (*trial.nodes, STRANGER):
         trial.deployed.start_node(node)
     right = [node for node in trial.nodes if node not in clocks]
-    trial.until("nodes with a right clock are let in", lambda: all(ADMITTED in trial.log(node) for node in right))
+    trial.until("nodes with a correct clock are admitted", lambda: all(ADMITTED in trial.log(node) for node in right))
     wrong = (*clocks, STRANGER)
-    trial.until("the others have been refused", lambda: all(ENDED in trial.log(node) for node in wrong))
+    trial.until("the others have been rejected", lambda: all(ENDED in trial.log(node) for node in wrong))
     if [node for node in wrong if ADMITTED in trial.log(node)] or trial.joined():
-        raise LostError("got a node let in with a wrong clock or key, or a run without all; expected neither.")
+        raise LostError("got a node admitted with a wrong clock or key, or a run without all nodes; expected neither.")
     trial.deployed.stop(STRANGER)
     for node in clocks:
-        machines.set_clock(trial.site, node)  # its supervisor starts it again
-    trial.until("everybody has joined", lambda: len(trial.joined()) == len(trial.nodes))
-    refused = Row("a node whose key is not registered", 1, "refused")
-    late = "refused, at the TLS handshake (behind) or for the time of its signature (ahead); let in with the right time"
+        machines.set_clock(trial.site, node)  # its supervisor restarts it
+    trial.until("all nodes have joined", lambda: len(trial.joined()) == len(trial.nodes))
+    refused = Row("a node whose key is not registered", 1, "rejected")
+    late = "rejected, at the TLS handshake (behind) or by the time of its signature (ahead); admitted with correct time"
     return [refused, Row("a node whose clock is a day behind, or ahead", len(clocks), late)][: 2 if clocks else 1]
 
 
 def _cut_nodes(trial: Trial) -> list[Row]:
-    """Cut a third of the nodes off in the middle of a round, for two rounds; meanwhile a thief comes as one of them.
+    """Disconnect a third of the nodes during a round, for two rounds; meanwhile an attacker claims to be one of them.
 
-    The disk of another node is full meanwhile.
+    The disk of another node is full during that time.
     """
     victims, full = _victims(trial), trial.nodes[-1]
     trial.until_in_round(2, victims)
@@ -212,7 +212,7 @@ def _cut_nodes(trial: Trial) -> list[Row]:
     machines.fill(trial.site.node(full))
     trial.deployed.start_node(THIEF)
     trial.until("round 3 is finished", lambda: trial.finished() >= 3)
-    trial.until("the thief has been refused", lambda: _refused(trial, "expected key"))
+    trial.until("the attacker has been rejected", lambda: _refused(trial, "expected key"))
     trial.deployed.stop(THIEF)
     trial.network.mend(*victims)
     trial.until("the full disk has been noticed", lambda: any("No space left" in cause for cause in _causes(trial)))
@@ -222,14 +222,14 @@ def _cut_nodes(trial: Trial) -> list[Row]:
     trial.until("they are all back", lambda: clients <= {c for r in rounds_of(trial)[after:] for c in r.clients})
     rejoined = "left out of the rounds they missed, with the cause; back in a later round with their own batch norm"
     return [
-        Row("a third of the nodes cut off in the middle of a round, and back two rounds later", len(victims), rejoined),
-        Row("a registered node that claims the place of a client that is cut off", 1, "refused"),
-        Row("a disk that is full under a node", 1, "left out with the cause, back once there is room"),
+        Row("a third of the nodes disconnected during a round, and back two rounds later", len(victims), rejoined),
+        Row("a registered node that claims to be a disconnected client", 1, "rejected"),
+        Row("a full disk on a node", 1, "left out with the cause, back once there is free space"),
     ]
 
 
 def _victims(trial: Trial) -> list[str]:
-    """A third of the nodes, drawn so that at least half of the AT users stay: the round goes on without them."""
+    """A third of the nodes, drawn so that at least half of the AT users stay: the round continues without them."""
     count, each = len(trial.nodes), len(trial.nodes) // len(DOMAINS)
     at = trial.nodes[::each][: at_users(count)]
     st = [node for node in trial.nodes[:-1] if node not in at]
@@ -239,7 +239,7 @@ def _victims(trial: Trial) -> list[str]:
 
 
 def _cut_server(trial: Trial) -> Row:
-    """Cut the server off for a minute in the middle of a round."""
+    """Disconnect the server for a minute during a round."""
     trial.until_in_round(trial.finished() + 1, trial.nodes)
     trial.network.cut_server()
     trial.say("cut off the server")
@@ -248,12 +248,12 @@ def _cut_server(trial: Trial) -> Row:
     before = trial.finished()
     trial.until("a round is finished after the server's cut", lambda: trial.finished() > before)
     return Row(
-        "the server cut off for a minute in the middle of a round", 1, "the run goes on; late ones are asked again"
+        "the server disconnected for a minute during a round", 1, "the run continues; late clients are asked again"
     )
 
 
 def _full_server_disk(trial: Trial) -> Row:
-    """Fill the server's disk in the middle of a round, until something complains."""
+    """Fill the server's disk during a round, until an error is reported."""
     number = trial.finished()
     trial.until_in_round(number + 1, trial.nodes)
     said = len(trial.log(SUPERLINK))
@@ -263,12 +263,12 @@ def _full_server_disk(trial: Trial) -> Row:
     time.sleep(5)
     machines.make_room(trial.site.server)
     if trial.finished() < number:
-        raise LostError("got fewer rounds after the disk was full; expected those that were finished.")
-    return Row("a disk that is full under the server", 1, "the run stops or goes on, and loses no finished round")
+        raise LostError("got fewer rounds after the disk was full; expected all finished ones.")
+    return Row("a full disk on the server", 1, "the run stops or continues, and loses no finished round")
 
 
 def _expired_certificate(trial: Trial) -> Row:
-    """The server loses power and comes up with a certificate that has expired; then it is renewed."""
+    """The server loses power and restarts with an expired certificate; then the certificate is renewed."""
     site, before = trial.site, {node: len(trial.log(node)) for node in trial.nodes}
     trial.deployed.kill(SUPERLINK)
     authority = Issued((site.authority / "ca.crt").read_bytes(), (site.authority / "ca.key").read_bytes())
@@ -281,23 +281,23 @@ def _expired_certificate(trial: Trial) -> Row:
         if "expired" not in str(error):
             raise
     else:
-        raise LostError("got an expired certificate that is accepted; expected it to be refused.")
+        raise LostError("got an expired certificate that is accepted; expected it to be rejected.")
 
     def since(node: str) -> str:
         return trial.log(node)[before[node] :]
 
-    trial.until("nodes refuse it", lambda: all("certificate has expired" in since(node) for node in trial.nodes))
+    trial.until("nodes reject it", lambda: all("certificate has expired" in since(node) for node in trial.nodes))
     if [node for node in trial.nodes if ADMITTED in since(node)]:
         raise LostError("got a node that trusts an expired certificate; expected none.")
     renew_server(site)
     trial.deployed.stop(SUPERLINK)
     trial.deployed.start_superlink()
-    refused = "refused by all nodes; with a renewed one all come back by themselves, and the run goes on"
-    return Row("the SuperLink killed (SIGKILL), and started with a certificate that has expired", 1, refused)
+    refused = "rejected by all nodes; with a renewed one all reconnect automatically, and the run continues"
+    return Row("the SuperLink killed (SIGKILL), and restarted with an expired certificate", 1, refused)
 
 
 def _network_row(trial: Trial, counted: int) -> Row:
-    """What the links and the proxy did in the whole run, and what became of the answers."""
+    """What the links and the proxy did in the whole run, and what happened to the answers."""
     proxy = json.loads((trial.deployed.logs / "proxy.json").read_text())
     missed = sum(len(record.failures) for record in rounds_of(trial))
     starts = sum(trial.log(node).count(ENDED) for node in trial.nodes)
@@ -307,7 +307,7 @@ def _network_row(trial: Trial, counted: int) -> Row:
         f"connections {proxy['reset']} reset, {proxy['closed']} closed, {proxy['stalled']} stalled for 5 to 35 s",
         proxy["connections"],
         f"{counted} of {len(trial.nodes) * ROUNDS} answers in {ROUNDS} rounds count, {missed} failures recorded with "
-        f"cause; nodes started again {starts} times; {unanswered} without an answer in the last evaluation; the "
+        f"cause; nodes restarted {starts} times; {unanswered} without an answer in the last evaluation; the "
         "weights are those of an embedded run in which the same clients took part in the same rounds",
     )
 

@@ -145,7 +145,7 @@ def test_a_run_in_the_directory_of_another_is_refused(fedrbn: Command, tiny_opti
         (["run", "--set", "method.lam=0,1"], ["several values for method.lam", "fedrbn compare"]),
         (["run", "--rounds", "0"], ["train.rounds: got 0"]),
         (["run", "--method", "fatprx"], ["Did you mean 'fatprox'"]),
-        (["run", "--method", "fatavg", "--set", "method.lam=0.5"], ["method.lam", "has no such part"]),
+        (["run", "--method", "fatavg", "--set", "method.lam=0.5"], ["method.lam", "has no such option"]),
         (["run", "--data", "digit-mini"], ["Did you mean 'digits-mini'"]),
         (["run", "--method", "missing_module_xyz:method"], ["cannot be imported"]),
         (["run", "missing.toml"], ["missing.toml", "cannot be read"]),

@@ -71,7 +71,7 @@ def test_what_clients_minimise() -> None:
     ("method", "duty", "reason"),
     [
         (fatavg(ATTACK), Duty(lam=0.5), "has no calibration"),
-        (fatavg_free(ATTACK), HALF, "in a way of their own"),
+        (fatavg_free(ATTACK), HALF, "train all batches in the same way"),
         (replace(fedrbn(ATTACK), at=Fractional(Adversarial(ATTACK), 0.5)), HALF, "Leave method.at_share out"),
     ],
     ids=["lam", "free", "share"],

@@ -167,7 +167,7 @@ def test_settings_read_back_to_the_same_method(name: str) -> None:
     [
         (
             MethodConfig(name="fatbn", lam=0.5),
-            r"got method\.lam for method 'fatbn', which has no such part; .*local, logits, momentum, mu",
+            r"got method\.lam for method 'fatbn', which has no such option; .*local, logits, momentum, mu",
         ),
         (MethodConfig(name="fatavg", predict="noised"), r"method\.predict"),
         (MethodConfig(name="fatavg+dbn", temperature=1.0), r"method\.temperature"),

@@ -173,7 +173,7 @@ def test_momentum_carries_weights_on_and_leaves_statistics_alone() -> None:
     for beta in (-0.1, 1.0):
         with pytest.raises(ConfigError, match="expected a number from 0"):
             replace(method, momentum=beta)
-    with pytest.raises(ConfigError, match="shares nothing that the server could move"):
+    with pytest.raises(ConfigError, match="shares no weights with the server"):
         replace(method, momentum=0.5, local=Local.EVERYTHING)
 
 

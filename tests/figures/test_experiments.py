@@ -190,7 +190,7 @@ def test_missing_results_name_the_command(tmp_path: Path) -> None:
 def test_damaged_results_name_the_command(tmp_path: Path) -> None:
     for content in ("{", json.dumps({"name": "highlight"}), "[]"):
         (tmp_path / "table.json").write_text(content)
-        with pytest.raises(FigureError, match="Write it anew: fedrbn reproduce highlight"):
+        with pytest.raises(FigureError, match="Write it again: fedrbn reproduce highlight"):
             results(Request(tmp_path / "table.json"), "highlight")
 
 

@@ -177,7 +177,7 @@ def test_runs_that_share_nothing_have_no_plane(tiny: Callable[..., Experiment], 
     fedrbn.run(experiment, tmp_path / "run")
     with pytest.raises(FigureError, match="share no weights"):
         penultimate.bn_penultimate(Request(runs=(tmp_path / "run",)))
-    with pytest.raises(FigureError, match="one branch only"):
+    with pytest.raises(FigureError, match="only one branch"):
         epsilon.epsilon(Request(runs=(tmp_path / "run",)))
 
 

@@ -49,7 +49,7 @@ def test_every_pair_is_read_from_the_runs_of_its_donor(request_: Request) -> Non
 def test_it_is_drawn_with_all_numbers_and_the_correlation(request_: Request, tmp_path: Path) -> None:
     svg, png = catalogue.draw(catalogue.find("transfer"), request_, tmp_path / "transfer")
     content = svg.read_text()
-    for text in (*DOMAINS, "Pearson", "seed 1", "points of RA more than FATBN"):
+    for text in (*DOMAINS, "Pearson", "seed 1", "points of RA above FATBN"):
         assert text in content
     assert png.stat().st_size > 10_000
 

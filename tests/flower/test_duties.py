@@ -66,7 +66,7 @@ def test_a_node_without_a_planned_duty_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="got 3 nodes that agree"):
         served(tmp_path, "run", experiment(federation={"duties": {"clients": three}}, train=SHORT), wait=0.05)
     (refused,) = events(tmp_path / "run/events.jsonl", "refused")[:1]
-    assert "got client 'pen-1' at the node; expected one of the 3 of federation.duties" in refused["reason"]
+    assert "got client 'pen-1' at the node; expected one of the 3 in federation.duties" in refused["reason"]
 
 
 def test_nodes_get_the_duty_that_they_can_afford(tmp_path: Path) -> None:

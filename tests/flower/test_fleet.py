@@ -207,7 +207,7 @@ def test_a_server_killed_before_its_evaluation_still_looks_who_is_there_and_who_
     "noise", [{"update_noise": 0.001}, {"statistics_noise": 0.001}, {"update_noise": 0.001, "update_at": "server"}]
 )
 def test_noise_that_others_could_subtract_is_refused(noise: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"can be subtracted by any of them\. Set privacy\.secret = true"):
+    with pytest.raises(ConfigError, match=r"can subtract noise that comes from it\. Set privacy\.secret = true"):
         served(tmp_path, "run", experiment(privacy=noise))
 
 

@@ -261,7 +261,7 @@ class TestOwners:
     def test_a_damaged_file_is_refused(self, tmp_path: Path) -> None:
         """Otherwise whoever can damage it could take every place."""
         (tmp_path / "nodes.json").write_text('{"pen-0": {"key": 7}}')
-        with pytest.raises(StorageError, match=r"got .*nodes\.json.*; expected which node each client is"):
+        with pytest.raises(StorageError, match=r"got .*nodes\.json.*; expected the node of each client"):
             _registry(tmp_path)
 
     def test_keys_come_from_the_superlink(self) -> None:
@@ -316,7 +316,9 @@ def test_a_network_that_fits_into_no_memory_is_refused_before_it_is_built(monkey
     large = str(too_large(node("pen-0", image_shape=(1, 2048, 2048)), chosen))
     assert "got images of (1, 2048, 2048)" in large
     assert "expected at most 8,589,934,592" in large
-    assert "takes" in str(too_large(node("pen-0", image_shape=(3, 28, 30)), chosen)), "not square"
+    assert "expected a shape that 'digits' accepts" in str(too_large(node("pen-0", image_shape=(3, 28, 30)), chosen)), (
+        "not square"
+    )
 
 
 PARTS = (Member("pen-0", "pen", Role.ST.duty, 20), Member("pen-1", "pen", Role.ST.duty, 35))

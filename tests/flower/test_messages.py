@@ -414,7 +414,7 @@ def test_an_st_client_cannot_slip_in_a_noised_branch() -> None:
 @pytest.mark.parametrize(
     ("correct", "reason"),
     [
-        ({"clean@noised": torch.tensor([True])}, "expected those to the questions"),
+        ({"clean@noised": torch.tensor([True])}, "expected answers to the questions"),
         ({**dict.fromkeys(NAMED, torch.tensor([True])), "extra": torch.tensor([True])}, "expected"),
         (dict.fromkeys(NAMED, torch.tensor([1.0])), "expected booleans"),
         (dict.fromkeys(NAMED, torch.ones(2, 2, dtype=torch.bool)), "expected booleans"),
@@ -474,11 +474,11 @@ def test_hostile_orders_are_refused(change: Callable[[dict[str, Any]], None], re
         ),
         (
             {"ask": "accuracy", "deployment": "clean", "attack": {"kind": "PGD", "settings": {"steps": "x"}}},
-            "does not take",
+            "settings of PGD that are not valid",
         ),
         (
             {"ask": "accuracy", "deployment": "clean", "attack": {"kind": "PGD", "settings": {"steps": 0}}},
-            "does not take",
+            "settings of PGD that are not valid",
         ),
         ({"ask": "accuracy", "deployment": "clean", "attack": {"kind": "os:system"}}, "an attack of kind"),
         ({"ask": "accuracy", "deployment": "clean", "attack": {}}, "without kind and config"),

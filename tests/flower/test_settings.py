@@ -113,7 +113,7 @@ def test_a_node_config_is_read_with_units_and_own_keys() -> None:
     "given", [{"partition-id": -1}, {"role": "BOSS"}, {"name": "../x"}, {"probe": 0.0}, {"memory": "much"}]
 )
 def test_a_wrong_node_config_is_refused(given: dict[str, int | str]) -> None:
-    with pytest.raises(ConfigError, match="in the node config; expected otherwise"):
+    with pytest.raises(ConfigError, match="in the node config; expected another value"):
         NodeConfig.read(given)
 
 
@@ -155,4 +155,4 @@ def test_such_a_node_is_refused_at_the_handshake_and_does_no_job(tmp_path: Path)
         served(tmp_path, "run", experiment(), grid(**{"require-noise": 1.0}), wait=0.05)
     reasons = {event["reason"] for event in events(tmp_path / "run/events.jsonl", "refused")}
     assert len(reasons) == 1
-    assert "which this site wants" in reasons.pop()
+    assert "which this site requires" in reasons.pop()

@@ -171,7 +171,7 @@ class TestRefusals:
             def forward(self, x: Tensor) -> Tensor:
                 return super().forward(x).relu()
 
-        with pytest.raises(ValueError, match=r"got Activated, a batch norm with a forward of its own"):
+        with pytest.raises(ValueError, match=r"got Activated, a batch norm with its own forward method"):
             convert(nn.Sequential(Activated(4)))
 
     def test_a_subclass_without_its_own_forward_is_welcome(self) -> None:

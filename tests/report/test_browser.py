@@ -180,7 +180,7 @@ def test_tables_match_the_files(desktop: Opened, trained: Path, rival: Path, res
     by_domain = {row[0]: row[1] for row in table("RA by domain, in %, mean over seeds")[1:]}
     assert by_domain == {domain: f"{100 * found['ra']:.1f}" for domain, found in records[0]["domains"].items()}
     numbers = json.loads((result / "table.json").read_text(encoding="utf-8"))["numbers"]
-    row = table("Digits: ours, and the paper's number beside it")[1]
+    row = table("Digits: our number and the paper's number")[1]
     assert [float(cell.split(" ")[0]) for cell in row[1::2]] == [n["mean"] for n in numbers[:3]]
     assert [float(cell) for cell in row[2::2]] == [n["paper"] for n in numbers[:3]]
 

@@ -33,7 +33,7 @@ def test_report_refuses_what_holds_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(monkeypatch, "report", str(tmp_path)) == 2
-    assert capsys.readouterr().err.startswith(f"error: got {tmp_path}, which holds no run")
+    assert capsys.readouterr().err.startswith(f"error: got {tmp_path}, which contains no run")
 
 
 def test_compare_writes_a_page_and_names_it(

@@ -72,9 +72,9 @@ def test_significance_counts_the_samples_that_only_one_gets_right(trained: Path,
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"samples_digest": "other"}, "tested on other images"),
+        ({"samples_digest": "other"}, "tested on different images"),
         ({"seed": 9}, "has no run with this seed"),
-        ({"attacks": {}}, "tested with other attacks"),
+        ({"attacks": {}}, "tested with different attacks"),
     ],
 )
 def test_runs_that_cannot_be_compared_are_named(

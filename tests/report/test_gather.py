@@ -32,7 +32,7 @@ def test_runs_and_results_are_found_alone_and_in_folders(trained: Path, result: 
     assert find([trained]).runs == (trained,)
     assert find([trained.parent, trained]).runs == (trained,)  # once
     assert find([result.parent, trained]).results == (result,)
-    with pytest.raises(StorageError, match=r"holds no run and no reproduced table; expected"):
+    with pytest.raises(StorageError, match=r"contains no run and no reproduced table; expected"):
         find([tmp_path])
     with pytest.raises(StorageError, match="got no directory"):
         find([])

@@ -148,7 +148,7 @@ def test_an_unfinished_run_and_one_without_a_checkpoint_have_a_page(trained: Pat
     page = Page(render([run], images=False, checks=False))
     assert "Not finished: 4 of 4 rounds." in page.text
     assert "Validation over rounds, in %" in page.tables
-    assert "Images were not asked for." in page.text
+    assert "Images were not requested." in page.text
     for name in ("rounds.jsonl", "best.safetensors", "last.safetensors"):
         (run / name).unlink()
     assert "Not finished: 0 of 4 rounds." in Page(render([run])).text
@@ -168,7 +168,7 @@ def test_failed_checks_raise_an_alarm(trained: Path, tmp_path: Path) -> None:
     caption = next(name for name in page.tables if name.startswith("Warning signs"))
     assert caption.endswith("measured by fedrbn evaluate on samples of every user")
     assert [row[2] for row in page.tables[caption]] == ["result", "✗ FAILED", "? NOT MEASURED"]
-    assert "1 of these could not be measured. What they judge is unchecked." in page.text
+    assert "1 of these could not be measured. What they test is unchecked." in page.text
     # Records of earlier versions, such as this one, do not say what a line judges nor what it allows.
     assert page.tables[caption][1] == ["all", "gradients do not vanish", "✗ FAILED", "present at 3.0% of inputs", ""]
 
@@ -177,7 +177,7 @@ def test_several_runs_and_a_reproduced_table_share_a_page(trained: Path, rival: 
     page = Page(render([trained, rival, result], images=False, checks=False))
     assert "Accuracies in %, mean over users" in page.tables
     assert "Sample by sample" in page.text
-    grid = page.tables["Digits: ours, and the paper's number beside it"]
+    grid = page.tables["Digits: our number and the paper's number"]
     assert grid[0] == ["", "20\u00a0% RA", "paper", "20\u00a0% SA", "paper", "20\u00a0% T", "paper"]
     # means of 41, 43 and 80, 82; standard deviation |a − b| / √2 = 1.41…
     assert grid[1] == ["FedRBN", "42.0 ± 1.4", "62.0", "81.0 ± 1.4", "84.9", "0.00612 ± 0", "7.4"]

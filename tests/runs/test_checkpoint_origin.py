@@ -173,22 +173,23 @@ class TestMemory:
     @pytest.mark.parametrize(
         ("loss", "told"),
         [
-            (lose_all, r"nothing in .*plain-0; expected what client 'plain-0' remembers of round 2"),
-            (lose_newest, r"that of round 1 with digest .* remembers of round 2 \(digest"),
-            (exchange, r"that of round 2 with digest .* remembers of round 2 \(digest"),
+            (lose_all, r"nothing in .*plain-0; expected the memory of client 'plain-0' of round 2"),
+            (lose_newest, r"the memory of round 1 with digest .* the memory of client 'plain-0' of round 2 \(digest"),
+            (exchange, r"the memory of round 2 with digest .* the memory of client 'plain-0' of round 2 \(digest"),
         ],
     )
     def test_a_run_whose_clients_forgot_is_refused(
         self, loss: Callable[[Path], None], told: str, memory_copy: Path
     ) -> None:
         loss(memory_copy)
-        with pytest.raises(StorageError, match=rf"{told}.*Put a copy of the folder back, or train again"):
+        with pytest.raises(StorageError, match=rf"{told}.*Restore a copy of the folder, or train again"):
             runs.resume(memory_copy)
 
     def test_one_that_noted_nothing_is_held_to_what_is_certain(self, memory_copy: Path) -> None:
         without(memory_copy / "last.safetensors", "memory")
         lose_newest(memory_copy)
-        with pytest.raises(StorageError, match=r"that of round 1 in .*remembers of round 2\. Put a copy"):
+        told = r"the memory of round 1 in .*the memory of client 'plain-0' of round 2\. Restore a copy"
+        with pytest.raises(StorageError, match=told):
             runs.resume(memory_copy)
 
     def test_a_changed_number_fails_the_client_that_reads_it(self, memory_copy: Path) -> None:
@@ -196,7 +197,7 @@ class TestMemory:
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
-        with pytest.raises(RuntimeError, match="its digest is not that of its content"):
+        with pytest.raises(RuntimeError, match="its digest does not match its content"):
             runs.resume(memory_copy)
 
     def test_with_its_memory_it_ends_as_if_nothing_had_happened(self, memory_copy: Path, tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ def test_a_loss_that_diverges_is_announced_while_it_is_a_number(tiny: Make, tmp_
     first, second = RunDirectory.open(tmp_path / "run").records("rounds.jsonl")
     assert "warning" not in first
     assert (
-        "times that of its first; expected it to fall. Its update went farthest in layer 'network." in second["warning"]
+        "times that of its first round; expected it to fall. Its update was largest in layer 'network."
+        in second["warning"]
     )
     assert "in round 2" in second["warning"]
 

@@ -94,7 +94,7 @@ def test_planted_code_and_a_stale_exception_are_found(tmp_path: Path) -> None:
     allowed = {("src/a.py", "exec"): "because", ("src/gone.py", "eval"): "because"}
     assert audit.runs_no_foreign_code(tmp_path, allowed).findings == (
         "src/a.py:1: eval",
-        "src/gone.py: eval is allowed and no longer there",
+        "src/gone.py: eval is allowed but no longer present",
     )
 
 
@@ -104,7 +104,7 @@ def test_pins() -> None:
     installed = {"torch": "2.13.0+cpu", "jinja2": "3.1.5", "other": "1", "pip": "23.0"}
     assert audit.pinned(installed, pins).findings == (
         "jinja2 3.1.5 is installed; constraints.txt has 3.1.6",
-        "other 1 is installed and not in constraints.txt",
+        "other 1 is installed but not in constraints.txt",
     )
 
 

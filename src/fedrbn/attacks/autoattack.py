@@ -1,8 +1,8 @@
-"""AutoAttack (Croce & Hein 2020): the ensemble that published robustness is judged by, from the package pyautoattack.
+"""AutoAttack (Croce & Hein 2020): the standard ensemble for published robustness, from the package pyautoattack.
 
 The standard version runs APGD on the cross-entropy, targeted APGD on the DLR loss, targeted FAB and Square, each on
-the samples that withstood those before. This module adds what a guest in one's process owes its host: parameters,
-gradients, buffers, random state and standard output are after the attack as they were before.
+the samples that withstood the previous ones. This module makes the package safe to call: parameters, gradients,
+buffers, random state and standard output are the same after the attack as before.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FEWEST_CLASSES = {"apgd-dlr": 3, "apgd-t": 4}
 class AutoAttack:
     """AutoAttack in the L∞ ball of radius eps, called as `attack(logits, x, y, generator)`.
 
-    Samples that withstand it come back unchanged. `logits` should be deterministic and independent of the other
-    samples of a batch, as a network in eval mode is. If it is an `nn.Module` in another mode, its buffers (batch-norm
-    statistics) are put back afterwards; of any other callable only the caller knows what it changes.
+    Samples that withstand it are returned unchanged. `logits` should be deterministic and independent of the other
+    samples of a batch, like a network in eval mode. If it is an `nn.Module` in another mode, its buffers (batch-norm
+    statistics) are restored afterwards. Changes that any other callable makes are not undone.
     """
 
     eps: float = 8 / 255
@@ -44,7 +44,7 @@ class AutoAttack:
     only: tuple[Part, ...] | None = None
     """Run only these parts, with their settings in this version; None runs all parts of the version."""
     queries: int = 5000
-    """Forward passes of Square; fewer than 5000 is faster, and weaker than what is published."""
+    """Forward passes of Square; fewer than 5000 are faster, but weaker than the published attack."""
     batch_size: int = 250
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class AutoAttack:
                 raise AttackError(f"got {got}; expected {expected}. Change this setting of AutoAttack.")
         if importlib.util.find_spec("pyautoattack") is None:
             raise AttackError(
-                "got no package pyautoattack; expected it, because AutoAttack is its code. "
+                "got no package pyautoattack; expected it, because it contains AutoAttack. "
                 "Install it: pip install 'fedrbn[attacks]'"
             )
 
@@ -82,7 +82,7 @@ class AutoAttack:
         return _as_tensor(found).to(x.dtype)
 
     def _ensemble(self, logits: Logits, x: Tensor, seed: int) -> Any:
-        """The package's object for this version, its targets limited to the classes there are."""
+        """The package's object for this version, with targets limited to the existing classes."""
         import pyautoattack  # noqa: PLC0415  (an extra: only who runs it needs it)
 
         ensemble = pyautoattack.AutoAttack(
@@ -112,12 +112,12 @@ def autoattack(
 
 
 def square(eps: float = 8 / 255, queries: int = 5000) -> AutoAttack:
-    """Square (Andriushchenko et al. 2020) alone: random search by scores, which masked gradients cannot mislead."""
+    """Only Square (Andriushchenko et al. 2020): random search on scores, which masked gradients cannot mislead."""
     return AutoAttack(eps=eps, only=("square",), queries=queries)
 
 
 def apgd(eps: float = 8 / 255, loss: Literal["ce", "dlr", "t"] = "ce") -> AutoAttack:
-    """APGD alone: 100 steps of self-chosen length on the cross-entropy, the DLR loss or the targeted DLR loss."""
+    """Only APGD: 100 steps of adaptive size on the cross-entropy, the DLR loss or the targeted DLR loss."""
     parts: dict[str, Part] = {"ce": "apgd-ce", "dlr": "apgd-dlr", "t": "apgd-t"}
     if loss not in parts:
         raise AttackError(f"got loss {loss!r}; expected ce, dlr or t (targeted dlr). Choose one of these.")
@@ -158,9 +158,9 @@ def _isolated(logits: Logits, dtype: torch.dtype) -> Logits:
 
 @contextlib.contextmanager
 def _host_undisturbed(logits: Logits) -> Iterator[None]:
-    """Put back what the package changes: torch's global random state, the trace function, and a module's buffers.
+    """Restore what the package changes: torch's global random state, the trace function, and a module's buffers.
 
-    The package seeds torch globally, and removes the trace function, with which debuggers and coverage see.
+    The package seeds torch globally and removes the trace function, which debuggers and coverage need.
     """
     buffers = list(logits.buffers()) if isinstance(logits, nn.Module) else []
     values = [buffer.clone() for buffer in buffers]
@@ -176,7 +176,7 @@ def _host_undisturbed(logits: Logits) -> Iterator[None]:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """Give a type to what comes from untyped code."""
+    """Give a type to values from untyped code."""
     if not isinstance(value, Tensor):
         raise AttackError(f"got {type(value).__name__}; expected a tensor. Check the version of pyautoattack: 0.2.0.")
     return value

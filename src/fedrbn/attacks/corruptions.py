@@ -1,7 +1,7 @@
-"""Common corruptions (Hendrycks & Dietterich 2019): what happens to images without an adversary, at severities 1 to 5.
+"""Common corruptions (Hendrycks & Dietterich 2019): image degradations without an adversary, at severities 1 to 5.
 
-The strengths are those of CIFAR-10-C, made for images of 32 × 32 pixels; blur is a length, so its width grows with the
-image. Pixelate has those of ImageNet-C: CIFAR-10-C keeps 65 to 95 % of each side, which does not order by severity.
+The strengths are those of CIFAR-10-C, made for images of 32 × 32 pixels. The width of the blur scales with the image.
+Pixelate uses those of ImageNet-C: CIFAR-10-C keeps 65 to 95 % of each side, which does not order by severity.
 Whole batches of pixels in [0, 1] are corrupted at once, and the result is clipped to [0, 1].
 """
 
@@ -66,7 +66,7 @@ class Corruption:
 
 @dataclass(frozen=True)
 class Oblivious:
-    """A corruption in the place of an attack on a classifier: it looks at neither the network nor the labels."""
+    """A corruption in place of an attack on a classifier: it uses neither the network nor the labels."""
 
     corruption: Corruption
 
@@ -96,7 +96,7 @@ def pixelate(severity: int = 3) -> Oblivious:
 
 
 def _blurred(x: Tensor, sigma: float) -> Tensor:
-    """Convolution with a Gaussian, cut at 4 σ, along rows and then columns; the border pixels repeat outwards."""
+    """Convolution with a Gaussian, cut at 4 σ, along rows and then columns; border pixels are repeated outwards."""
     reach = max(1, round(4 * sigma))
     place = torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device)
     kernel = (-0.5 * (place / sigma) ** 2).exp()
@@ -107,7 +107,7 @@ def _blurred(x: Tensor, sigma: float) -> Tensor:
 
 
 def _pixelated(x: Tensor, part: float) -> Tensor:
-    """Average into fewer pixels, then repeat those to the old size."""
+    """Average into fewer pixels, then repeat those up to the original size."""
     height, width = x.shape[2:]
     rows, columns = (_averaging(side, max(1, int(part * side)), x) for side in (height, width))
     return F.interpolate(rows @ x @ columns.T, size=(height, width), mode="nearest-exact")

@@ -1,13 +1,13 @@
-"""LSA: greedy local search by scores alone (Narodytska & Kasiviswanathan 2016, LocSearchAdv).
+"""LSA: greedy local search that uses only scores (Narodytska & Kasiviswanathan 2016, LocSearchAdv).
 
-It changes few pixels by much, so no ε bounds it. A round tries each candidate pixel on its own, keeps the `pixels`
-ones that lower the true class's probability most, and changes those for good; the next candidates are the pixels
-around them. On values v centred in [-½, ½], all channels of a pixel together:
+It changes a few pixels by a large amount, so no ε bounds it. A round tries each candidate pixel separately, selects the
+`pixels` ones that lower the true class's probability most, and changes those permanently; the next candidates are the
+pixels around them. On values v centred in [-½, ½], all channels of a pixel together:
 
     a trial sets      v ← sign(v) / 2                (the article's p · sign(v), clipped to the range of pixels)
     a change sets     v ← r · v, wrapped by one range length where that leaves [-½, ½]
 
-It needs neither gradients nor the network's inside, so masked gradients do not stop it.
+It needs neither gradients nor access to the network's layers, so masked gradients do not stop it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fedrbn.errors import AttackError
 
 @dataclass(frozen=True)
 class LocalSearch:
-    """Greedy local search, called as `attack(logits, x, y, generator)`; see the module's description.
+    """Greedy local search, called as `attack(logits, x, y, generator)`; see the module docstring.
 
-    Samples that withstand it, or are misclassified from the start, come back unchanged.
+    Samples that withstand it, or are misclassified from the start, are returned unchanged.
     """
 
     rounds: int = 7
@@ -35,21 +35,21 @@ class LocalSearch:
     r: float = 1.5
     """How far a changed pixel moves, in [1, 2]."""
     trial: Literal["saturate", "change"] = "saturate"
-    """What a trial does: saturate as published, or the very change that would be kept, a much stronger search."""
+    """What a trial does: saturate, as published, or the same change that would be kept, a much stronger search."""
     radius: int = 5
     """d: half the side of the square of candidates around a changed pixel."""
     pixels: int = 5
     """t: pixels changed per round."""
     top: int = 1
-    """k: success is when the true class is not among the k likeliest."""
+    """k: the attack succeeds when the true class is not among the k most likely."""
     first: float = 0.1
-    """Share of all pixels that are tried in the first round."""
+    """Share of all pixels that the first round tries."""
     candidates: int = 128
-    """Most pixels tried per image and round; of more, a random choice is tried."""
+    """Maximum pixels tried per image and round; if there are more, a random subset is tried."""
     accumulate: bool = True
     """Whether changes stay from round to round, as published; False starts every round from the clean image."""
     chunk: int = 2048
-    """Images per forward pass: bounds the memory."""
+    """Images per forward pass: limits memory."""
 
     def __post_init__(self) -> None:
         checks = (
@@ -110,19 +110,19 @@ class LocalSearch:
         return torch.zeros_like(flat, dtype=torch.bool).scatter_(1, index, lowest < torch.inf).view_as(near)
 
     def _holds(self, logits: Logits, x: Tensor, y: Tensor) -> Tensor:
-        """Which images still have their true class among the likeliest."""
+        """Which images still have their true class among the most likely."""
         likeliest = [logits(part).topk(self.top, dim=1).indices for part in torch.split(x, self.chunk)]
         return (torch.cat(likeliest) == y[:, None]).any(1)
 
 
 def _cyclic(x: Tensor, r: float) -> Tensor:
-    """r · v on centred values, wrapped by one range length (once is enough, as r ≤ 2 and |v| ≤ ½), in pixels."""
+    """r · v on centred values, wrapped by one range length (once is enough, because r ≤ 2 and |v| ≤ ½), in pixels."""
     scaled = r * (x - 0.5)
     return (scaled - (scaled > 0.5).to(x.dtype) + (scaled < -0.5).to(x.dtype) + 0.5).clamp(0, 1)
 
 
 def _random_subset(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """At most `count` of each image's true places, chosen at random."""
+    """At most `count` of each image's true positions, chosen at random."""
     draw = torch.rand(mask.shape, generator=generator, device=generator.device).to(mask.device)
     flat = torch.where(mask, draw, -1.0).flatten(1)
     value, index = flat.topk(min(count, flat.shape[1]))
@@ -130,6 +130,6 @@ def _random_subset(mask: Tensor, count: int, generator: torch.Generator) -> Tens
 
 
 def _dilated(mask: Tensor, radius: int) -> Tensor:
-    """Every place within `radius` rows and columns of a true one."""
+    """Every position within `radius` rows and columns of a true one."""
     side = 2 * radius + 1
     return F.max_pool2d(mask[:, None].float(), side, stride=1, padding=radius)[:, 0] > 0

@@ -1,4 +1,4 @@
-"""Attacks by text, for the command line and for tables: `pgd-100`, or `pgd:steps=50,eps=8/255,step=1/255,restarts=5`.
+"""Attacks as text, for the command line and for tables: `pgd-100`, or `pgd:steps=50,eps=8/255,step=1/255,restarts=5`.
 
 A text is a name, or a name and settings after a colon. A name is one of the paper's settings (`PAPER`), a family of
 attacks or corruptions (`FAMILIES`), or your own as `package.module:object`. Both tables are in
@@ -24,8 +24,8 @@ from fedrbn.errors import AttackError
 def attack_named(text: str, run: AttackConfig | None = None) -> LogitsAttack:
     """The attack, called as `attack(logits, x, y, generator)`, that a text describes.
 
-    `run` is the attack of the run that is evaluated: ε is its ε where the text gives none, and an attack of one's own
-    that is made from a config is made from this one, as for training.
+    `run` is the attack config of the evaluated run. It gives ε if the text has none, and your own attack is built from
+    it if it needs a config, as for training.
     """
     run = run or AttackConfig()
     text = text.strip()
@@ -47,24 +47,24 @@ def with_eps(text: str, eps: float) -> str:
 
 
 def in_pixels(eps: float) -> str:
-    """A length as the field writes it, 8/255, where that is exact."""
+    """A length in the usual notation, such as 8/255, if that is exact."""
     text = f"{255 * eps:g}"
     return f"{text}/255" if float(text) / 255 == eps else repr(eps)
 
 
 def described(attack: LogitsAttack) -> str:
-    """What an attack is, in full: two texts of one attack have the same description."""
+    """A full description of an attack: two texts for the same attack have the same description."""
     return repr(attack.attack if isinstance(attack, Untargeted) else attack)
 
 
 def _is_own(text: str) -> bool:
-    """Whether a text names an object of one's own: `pgd:steps` is a built-in attack with a mistake in its settings."""
+    """Whether a text names a user's object: `pgd:steps` is a built-in attack with a mistake in its settings."""
     name = text.partition(":")[0]
     return name not in PAPER and name not in FAMILIES and is_reference(text)
 
 
 def _parsed(text: str) -> tuple[str, dict[str, str]]:
-    """The family that a text names, and its settings."""
+    """The family that a text names and its settings."""
     name, _, settings = text.partition(":")
     if name not in PAPER and name not in FAMILIES:
         raise unknown("attack", name, (*PAPER, *FAMILIES))
@@ -73,14 +73,14 @@ def _parsed(text: str) -> tuple[str, dict[str, str]]:
 
 
 def epsilon(attack: LogitsAttack) -> float | None:
-    """The L∞ radius that bounds an attack, for records; None if none does (local search, corruptions, one's own)."""
+    """The L∞ radius that bounds an attack, for records; None if none does (local search, corruptions, your own)."""
     value: object = attack.attack if isinstance(attack, Untargeted) else attack
     eps: float | None = getattr(value, "eps", None) if type(value) in classes(FAMILIES).values() else None
     return eps
 
 
 def classes(table: Mapping[str, BuiltIn]) -> dict[str, type[Any]]:
-    """The classes of the attacks that the entries of a table make, by their names."""
+    """The classes of the attacks in a table, by name."""
     makers = [entry.load() for entry in table.values()]
     made = [maker if isinstance(maker, type) else get_type_hints(maker)["return"] for maker in makers]
     return {each.__name__: each for each in made}
@@ -106,7 +106,7 @@ _SHORT = {"step_size": "step"}
 
 
 def readers(name: str) -> dict[str, tuple[str, Read]]:
-    """For each setting of a built-in attack, as texts call it, the parameter that it stands for and its reader."""
+    """For each setting of a built-in attack, by its name in texts, its parameter and its reader."""
     make = FAMILIES[name].load()
     hints = get_type_hints(make)
     kinds = {key: get_origin(hints[key]) or hints[key] for key in inspect.signature(make).parameters}
@@ -155,7 +155,7 @@ def _built(name: str, given: Mapping[str, str], whole: str) -> LogitsAttack:
 
 
 def _plugged_in(name: str, run: AttackConfig) -> LogitsAttack:
-    """One's own attack: on logits, called with four arguments; or what `attack.name` takes, which is on a loss."""
+    """Your own attack: on logits, called with four arguments, or on a loss, as for `attack.name`."""
     found = resolve(name)
     if accepts(found, 4):
         return cast(LogitsAttack, found)

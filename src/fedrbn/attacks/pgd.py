@@ -1,9 +1,9 @@
 """A_ε(x): projected gradient ascent on a loss inside the L∞ ball of radius ε, with or without momentum.
 
-    g ← decay · g + ∇loss(x_adv) / mean|∇loss(x_adv)|          (the division only matters with momentum)
+    g ← decay · g + ∇loss(x_adv) / mean|∇loss(x_adv)|          (the division matters only with momentum)
     x_adv ← clip(x_adv + step_size · sign(g), [x − ε, x + ε], then the box)
 
-Three attacks of the literature are settings of this one value:
+Three attacks from the literature are settings of this class:
 
     pgd()       Madry et al. 2018, the paper's attack: 7 steps of 2/255 from a random start, ε = 8/255
     mia()       Dong et al. 2018, momentum iterative: decay 1, from x itself
@@ -25,10 +25,10 @@ from fedrbn.errors import AttackError
 
 @dataclass(frozen=True)
 class PGD:
-    """L∞ projected gradient ascent; see the module's formula. Lengths are in pixels, whose range is [0, 1].
+    """L∞ projected gradient ascent; see the formula of the module. Lengths are in pixels, whose range is [0, 1].
 
-    Called as `attack(loss, x, generator)`. It differentiates the loss at the input only: parameters' gradients,
-    modules' modes and buffers stay as they are, provided that `loss` itself changes none.
+    Called as `attack(loss, x, generator)`. It differentiates the loss only at the input: gradients of
+    parameters, modes of modules and buffers do not change, unless `loss` itself changes them.
     """
 
     eps: float = 8 / 255
@@ -37,11 +37,11 @@ class PGD:
     random_start: bool = True
     """Start uniformly in the ball rather than at x."""
     restarts: int = 1
-    """Independent runs, of which each sample keeps the point of highest loss."""
+    """Independent runs; each sample keeps the point with the highest loss."""
     decay: float = 0.0
-    """How much of the accumulated gradient survives a step; 0 is plain PGD."""
+    """The fraction of the accumulated gradient that is kept after a step; 0 is plain PGD."""
     box: tuple[float, float] = (0.0, 1.0)
-    """Pixels stay in here, even where that means leaving the ball (it cannot, if x lies in the box)."""
+    """The range of pixels. It takes priority over the ball, which matters only if x is outside the box."""
 
     def __post_init__(self) -> None:
         low, high = self.box
@@ -71,7 +71,7 @@ class PGD:
         check_pixels(x)
         if not len(x):
             return x.detach().clone()
-        # Evaluation usually runs under no_grad or inference_mode; the attack needs gradients whatever the caller set.
+        # Evaluation usually runs under no_grad or inference_mode; the attack always needs gradients.
         with torch.inference_mode(False), torch.enable_grad():
             x = x.detach().clone()
             best = self._run(loss, x, generator)
@@ -89,7 +89,7 @@ class PGD:
 
     def _run(self, loss: Loss, x: Tensor, generator: torch.Generator) -> Tensor:
         """One ascent from one start."""
-        # Clipping to the ball and then to the box is clipping to the ball's bounds clipped to the box.
+        # Clipping to the ball and then to the box equals clipping to the bounds of the ball, clipped to the box.
         lower, upper = (x - self.eps).clamp(*self.box), (x + self.eps).clamp(*self.box)
         start = x + self.eps * _uniform(x, generator) if self.random_start else x
         adversarial = start.clamp(lower, upper)
@@ -132,7 +132,7 @@ def _per_sample(loss: Loss, x: Tensor) -> Tensor:
 
 
 def _uniform(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise in [-1, 1) of x's shape, drawn where the generator lives, so a CPU generator serves every device."""
+    """Noise in [-1, 1) of x's shape, drawn on the generator's device, so a CPU generator works for every device."""
     noise = torch.rand(x.shape, generator=generator, device=generator.device, dtype=x.dtype)
     return (2 * noise - 1).to(x.device)
 

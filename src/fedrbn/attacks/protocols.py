@@ -1,10 +1,10 @@
-"""What an attack is: a value that is called with what it may see, pixels in [0, 1] and a random generator.
+"""The interfaces of attacks: an attack is called with what it may see, pixels in [0, 1] and a random generator.
 
     Attack         (loss, x, generator)      -> x_adv    sees a loss per sample and its gradient at the input
     LogitsAttack   (logits, x, y, generator) -> x_adv    sees logits and labels
 
-Training uses the first kind, because a loss says everything (TRADES, adaptive and branch-wise losses fit). Evaluation
-uses the second, because AutoAttack and black-box searches need logits; `Untargeted` turns the first into the second.
+Training uses the first kind, because any objective is a loss (TRADES, adaptive and branch-wise losses). Evaluation
+uses the second, because AutoAttack and black-box searches need logits; `Untargeted` converts the first to the second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fedrbn.errors import AttackError
 
 Loss: TypeAlias = Callable[[Tensor], Tensor]
-"""From pixels [n, …] in [0, 1] to one loss per sample, [n]; the attack makes it large."""
+"""From pixels [n, …] in [0, 1] to one loss per sample, [n]; the attack maximises it."""
 
 Logits: TypeAlias = Callable[[Tensor], Tensor]
 """From pixels [n, …] in [0, 1] to one score per class, [n, classes]; usually a network in eval mode."""
@@ -44,7 +44,7 @@ class LogitsAttack(Protocol):
 
 @dataclass(frozen=True)
 class Untargeted:
-    """An attack on a loss as an attack on a classifier: it maximises each sample's cross-entropy with its label."""
+    """Uses an attack on a loss as an attack on a classifier: maximises each sample's cross-entropy with its label."""
 
     attack: Attack
 
@@ -55,11 +55,11 @@ class Untargeted:
 
 @dataclass(frozen=True)
 class Margin:
-    """An attack on a loss as an attack on a classifier, by the DLR loss of Croce & Hein 2020 instead of cross-entropy.
+    """Uses an attack on a loss as an attack on a classifier, with the DLR loss of Croce & Hein 2020.
 
         (max over i ≠ y of z_i  −  z_y) / (largest z  −  third largest z)
 
-    Logits that are scaled or shifted give the same loss, so saturated ones still have a gradient.
+    Scaling or shifting the logits does not change the loss, so saturated logits still have a gradient.
     """
 
     attack: Attack
@@ -70,20 +70,20 @@ class Margin:
 
 
 def dlr(logits: Tensor, y: Tensor) -> Tensor:
-    """The DLR loss of each sample; with two classes there is no third logit, and the plain margin stands for it."""
+    """The DLR loss of each sample; with two classes there is no third logit, and the plain margin is used instead."""
     ranked = logits.sort(1, descending=True).values
     scale = ranked[:, 0] - ranked[:, 2] if logits.shape[1] > 2 else torch.ones_like(ranked[:, 0])
     return margin(logits, y) / scale.clamp_min(torch.finfo(logits.dtype).tiny)
 
 
 def margin(logits: Tensor, y: Tensor) -> Tensor:
-    """How far the likeliest wrong class lies above the true one, for each sample."""
+    """For each sample, the logit of the most likely wrong class minus that of the true class."""
     true = logits.gather(1, y[:, None])[:, 0]
     return logits.scatter(1, y[:, None], -torch.inf).amax(1) - true
 
 
 def check_pixels(x: Tensor) -> None:
-    """Refuse what is not float pixels in [0, 1]: with normalised inputs ε would silently mean something else."""
+    """Raise an error unless x is float pixels in [0, 1]: with normalised inputs, ε would mean something else."""
     if not x.is_floating_point():
         raise AttackError(
             f"got images of {x.dtype}; expected floating-point pixels in [0, 1]. Convert bytes with x.float() / 255."
@@ -96,7 +96,7 @@ def check_pixels(x: Tensor) -> None:
 
 
 def check_images(x: Tensor) -> None:
-    """Refuse what is not a batch of images of pixels in [0, 1]."""
+    """Raise an error unless x is a batch of images with pixels in [0, 1]."""
     check_pixels(x)
     if x.ndim != 4:
         raise AttackError(f"got pixels of shape {tuple(x.shape)}; expected [n, channels, height, width]. Reshape them.")

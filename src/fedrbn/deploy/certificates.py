@@ -1,4 +1,4 @@
-"""Certificates and keys of a site: its own authority, the server's certificate, one ECDSA key for each node.
+"""Certificates and keys of a site: its own certificate authority, the server's certificate, one ECDSA key per node.
 
 Nodes trust the server because the site's authority signed its certificate (TLS). The server trusts a node because the
 node signs every request with a key whose public half was registered. All keys are on the NIST curve P-384, the format
@@ -27,14 +27,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from fedrbn.errors import DeployError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Names that every server certificate has: the server's own processes reach it by them."""
+"""Names in every server certificate: the server's own processes use them to connect."""
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825
 
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate and its private key, both PEM. The key does not show when this is printed."""
+    """A certificate and its private key, both PEM. The key is not part of the repr."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -49,7 +49,7 @@ class KeyPair:
 
 
 def make_authority(name: str, days: int = AUTHORITY_DAYS) -> Issued:
-    """A new authority, which signs its own certificate and may sign servers' but no further authorities."""
+    """A new authority: it signs its own certificate and may sign server certificates, but no further authorities."""
     key = _new_key()
     subject = _subject(name)
     builder = (
@@ -61,7 +61,7 @@ def make_authority(name: str, days: int = AUTHORITY_DAYS) -> Issued:
 
 
 def issue(authority: Issued, hosts: Iterable[str], days: float = SERVER_DAYS) -> Issued:
-    """A server certificate for these host names and addresses, and for the loopback."""
+    """A server certificate for these host names and addresses, and for the loopback address."""
     names = subject_names(hosts)
     parent = x509.load_pem_x509_certificate(authority.certificate)
     signer = load_pem_private_key(authority.key, password=None)
@@ -80,7 +80,7 @@ def issue(authority: Issued, hosts: Iterable[str], days: float = SERVER_DAYS) ->
 
 
 def make_node_key() -> KeyPair:
-    """A new key for a node; the public half is what the server registers."""
+    """A new key for a node; the server registers the public half."""
     key = _new_key()
     return KeyPair(
         public=key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n",
@@ -89,7 +89,7 @@ def make_node_key() -> KeyPair:
 
 
 def subject_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    """Host names and IP addresses as a certificate states them, each once, the loopback last."""
+    """Host names and IP addresses in the form of a certificate, each once, the loopback last."""
     return [_general_name(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
 
 
@@ -129,7 +129,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # nodes whose clocks are a few minutes late must not find the certificate "not yet valid"
+        # Nodes whose clocks are a few minutes behind must not see the certificate as "not yet valid".
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

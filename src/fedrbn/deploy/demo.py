@@ -1,6 +1,6 @@
 """A whole deployment on this machine: TLS, a SuperLink, one authenticated SuperNode for each client, runs, a table.
 
-The site with its keys is made on the spot in a temporary folder and removed afterwards; runs and logs are kept.
+The site with its keys is created in a temporary folder and removed afterwards; runs and logs are kept.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TIMEOUT = 3600.0
 def deploy_and_train(
     experiments: Mapping[str, Experiment], clients: int, out: Path, say: Callable[[str], None]
 ) -> dict[str, EvaluationRecord]:
-    """Train experiments one after another on a fleet of so many nodes; returns each one's evaluation record.
+    """Train experiments one after another on a fleet with this many nodes; returns the evaluation record of each.
 
-    Writes the runs to `out`, by name, and the logs of all processes to `out/logs`. `say` is told of what happens.
+    Writes the runs to `out`, by name, and the logs of all processes to `out/logs`. `say` receives progress messages.
     """
     if out.exists() and any(out.iterdir()):
         raise DeployError(f"got {out}, which is not empty; expected a new directory. Remove it or choose another.")
@@ -35,7 +35,7 @@ def deploy_and_train(
     with tempfile.TemporaryDirectory(prefix="fedrbn-site-") as folder:
         site = create(Path(folder) / "site", plan)
         with fleet(site, out / "logs") as started:
-            say("starting the SuperLink (TLS, a certificate made on the spot)")
+            say("starting the SuperLink (TLS, with a new certificate)")
             started.start_superlink()
             say(f"registering the keys of {clients} nodes")
             started.register()

@@ -1,6 +1,6 @@
-"""The whole site as processes on this machine: SuperLink, SuperNodes, a run; all ended by pid, whatever happens.
+"""The whole site as processes on this machine: SuperLink, SuperNodes, a run. All are ended by pid, also after errors.
 
-What is started are the very scripts that a site copies to its machines, so a fleet that works here tests them too.
+It starts the same scripts that a site copies to its machines, so a fleet that works here also tests them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fedrbn.errors import DeployError
 from fedrbn.files import write_atomically
 
 STARTUP = 120.0
-"""Seconds a process may take to come up; a busy small machine needs several."""
+"""Seconds a process may take to start; a small, busy machine needs several."""
 PAUSE = 0.3
 ADMITTED = "SuperNode ID: "
-"""What a SuperNode says once the SuperLink has let it in."""
+"""What a SuperNode prints once the SuperLink has admitted it."""
 
 
 class RunningFleet:
-    """The processes of a site that run on this machine. Make one with `fleet`, which ends them."""
+    """The processes of a site that run on this machine. Create it with `fleet`, which ends them."""
 
     def __init__(self, site: Site, logs: Path, environment: Mapping[str, str]) -> None:
         self.site = site
@@ -44,7 +44,7 @@ class RunningFleet:
         self.running: dict[str, Running] = {}
 
     def start_superlink(self, startup: float = STARTUP) -> Running:
-        """Start the server and wait until it answers over TLS, with a certificate of the site's authority."""
+        """Start the server and wait until it answers over TLS with a certificate of the site's authority."""
         started = self._launch(SUPERLINK, self.site.server / "superlink.sh")
         deadline = time.monotonic() + startup
         while started.alive() and time.monotonic() < deadline:
@@ -53,25 +53,25 @@ class RunningFleet:
                     return started
             except ssl.SSLCertVerificationError as error:
                 raise DeployError(
-                    f"got a SuperLink whose certificate is refused: {error.verify_message}; expected one that the "
+                    f"got a SuperLink whose certificate is rejected: {error.verify_message}; expected one that the "
                     "site's authority has signed and that is valid now. Renew it with fedrbn deploy renew --server."
                 ) from None
             time.sleep(PAUSE)
-        fault = f"does not answer after {startup:g} s" if started.alive() else "ended at its start"
-        raise DeployError(f"got a SuperLink that {fault}; its last words:\n{started.tail()}")
+        fault = f"does not answer after {startup:g} s" if started.alive() else "ended during its start"
+        raise DeployError(f"got a SuperLink that {fault}; its last output:\n{started.tail()}")
 
     def register(self) -> None:
         """Register the keys of all nodes that are not registered yet."""
         self._command("register.sh")
 
     def start_node(self, name: str) -> Running:
-        """Start a node; it connects by itself, and again whenever the connection is lost."""
+        """Start a node; it connects automatically, and reconnects whenever the connection is lost."""
         return self._launch(name, self.site.node(name) / "supernode.sh")
 
     def revive_node(self, name: str, patience: float = 120.0) -> Running:
-        """Start a node that was killed, again and again until it is let in.
+        """Restart a node that was killed, repeatedly until it is admitted.
 
-        Flower refuses a node for as long as it takes the earlier one, of the same key, to be alive: about a minute.
+        Flower rejects a node while it believes that the earlier one with the same key is alive: about a minute.
         """
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
@@ -81,7 +81,7 @@ class RunningFleet:
                     return started
                 time.sleep(PAUSE)
             self.stop(name)
-        raise DeployError(f"got node {name} refused for {patience:g} s; its last words:\n{started.tail()}")
+        raise DeployError(f"got node {name} rejected for {patience:g} s; its last output:\n{started.tail()}")
 
     def submit(self, *options: str) -> str:
         """Start a run with these options of `flwr run`; returns its id."""
@@ -89,9 +89,9 @@ class RunningFleet:
         return str(answer["run-id"])
 
     def submit_experiment(self, name: str, experiment: Experiment, **settings: str | int | float) -> str:
-        """Start, or continue, an experiment whose run directory is `name` in the server's folder; returns the run's id.
+        """Start or resume an experiment whose run directory is `name` in the server's folder; returns the run's id.
 
-        `settings` are further ones of the server, `flower.…` in the run config, such as deadline=60.
+        `settings` are further settings of the server, `flower.…` in the run config, such as deadline=60.
         """
         file = f"experiment-{name}.toml"
         write_atomically(self.site.server / file, experiment.to_toml().encode())
@@ -104,13 +104,13 @@ class RunningFleet:
         return str(answer["runs"][0]["status"])
 
     def online(self) -> int:
-        """How many registered nodes the SuperLink has heard of lately."""
+        """The number of registered nodes that the SuperLink has recently heard from."""
         return sum(node["status"] == "online" for node in self._json("flwr.sh", "supernode", "list", "site")["nodes"])
 
     def wait(self, run: str, timeout: float, meanwhile: Callable[[], None] = lambda: None) -> str:
-        """Wait until a run has finished, calling `meanwhile` now and then; returns how it finished.
+        """Wait until a run has finished, calling `meanwhile` from time to time; returns how it finished.
 
-        What the run itself says goes to a log of its own.
+        The output of the run goes to its own log.
         """
         deadline = time.monotonic() + timeout
         while not (status := self.status(run)).startswith("finished"):
@@ -127,14 +127,14 @@ class RunningFleet:
         if SUPERLINK not in alive:
             raise DeployError(f"got a SuperLink that ended during run {run}. The logs are in {self.logs}.")
         if time.monotonic() > deadline:
-            raise DeployError(f"got no end of run {run} in the time it was given. The logs are in {self.logs}.")
+            raise DeployError(f"got run {run} that did not finish within its time limit. The logs are in {self.logs}.")
 
     def kill(self, name: str) -> None:
-        """End a process and its children at once, as if its machine had lost power."""
+        """End a process and its children immediately, as if its machine had lost power."""
         processes.kill(self.running.pop(name))
 
     def stop(self, *names: str) -> None:
-        """End these processes in good order, or all of them; nodes first, because they say goodbye to the SuperLink."""
+        """End these processes, or all of them, gracefully; nodes first, because they sign off at the SuperLink."""
         chosen = [self.running.pop(name) for name in names or tuple(self.running)]
         try:
             processes.stop([one for one in chosen if one.name != SUPERLINK])
@@ -157,16 +157,16 @@ class RunningFleet:
             check=False,
         )
         if done.returncode:
-            raise DeployError(f"got exit code {done.returncode} from {script}; it said:\n{done.stdout}{done.stderr}")
+            raise DeployError(f"got exit code {done.returncode} from {script}; its output:\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def _json(self, script: str, *arguments: str) -> dict[str, Any]:
-        """The answer of a flwr command as JSON; what it prints before is for people."""
+        """The answer of a flwr command as JSON; text that it prints before is skipped."""
         output = self._command(script, *arguments, "--format", "json")
         answer: dict[str, Any] = json.loads(output[output.index("{") :])
         if not answer.get("success"):
             raise DeployError(
-                f"got a refusal from {script} {' '.join(arguments)}: {answer.get('error-message', output)}"
+                f"got an error from {script} {' '.join(arguments)}: {answer.get('error-message', output)}"
             )
         return answer
 
@@ -176,17 +176,17 @@ def fleet(site: Site, logs: Path, environment: Mapping[str, str] | None = None) 
     """A fleet whose processes end with this block, also on an error, on Ctrl-C and on SIGTERM."""
     logs.mkdir(parents=True, exist_ok=True)
     made = RunningFleet(site, logs, {**os.environ, "FEDRBN_BIN": sysconfig.get_path("scripts"), **(environment or {})})
-    # A shell starts jobs in the background with SIGINT ignored, which they inherit: here it always ends the fleet.
+    # Background jobs of a shell inherit an ignored SIGINT; here SIGINT always ends the fleet.
     with _handling(signal.default_int_handler, signal.SIGINT), _handling(_leave, signal.SIGTERM):
         try:
             yield made
         finally:
-            with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # an impatient second Ctrl-C must not win
+            with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C must not interrupt this
                 made.stop()
 
 
 def free_ports(count: int) -> list[int]:
-    """So many TCP ports of the loopback that nobody uses at this moment."""
+    """This many TCP ports of the loopback that are currently free."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -203,7 +203,7 @@ def local_plan(experiment: Experiment, clients: int) -> SitePlan:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers, *signals: int) -> Iterator[None]:
-    """Handle these signals so within the block."""
+    """Use this handler for these signals within the block."""
     before = {number: signal.signal(number, handler) for number in signals}
     try:
         yield
@@ -217,9 +217,9 @@ def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 
 def _answers(site: Site) -> bool:
-    """Whether a SuperLink with a certificate of the site's authority serves on the site's port.
+    """Whether a SuperLink with a certificate of the site's authority answers on the site's port.
 
-    One with a certificate that is not valid is an error: it will not get better by waiting.
+    An invalid certificate is an error: waiting does not help.
     """
     context = ssl.create_default_context(cafile=str(site.server / "ca.crt"))
     connection = http.client.HTTPSConnection("127.0.0.1", site.port, context=context, timeout=5)

@@ -1,7 +1,7 @@
 """A process together with everything it has started, ended by pid and never by name.
 
-Flower's SuperLink and SuperNodes start processes of their own, some of them in sessions of their own, so that neither
-the first pid nor its process group is enough to end them all.
+Flower's SuperLink and SuperNodes start further processes, some of them in their own sessions, so neither the first pid
+nor its process group is enough to end them all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAUSE = 0.1
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process as the system names it. The start time tells it from a later one that got the same number."""
+    """A process by pid and start time. The start time distinguishes it from a later process with the same pid."""
 
     pid: int
     started: str
@@ -36,15 +36,15 @@ class Running:
     process: subprocess.Popen[bytes]
     log: Path
     offset: int = 0
-    """Where its output begins in the file, after that of earlier processes."""
+    """Where its output starts in the file, after that of earlier processes."""
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self.process.pid
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether it is still running."""
         return self.process.poll() is None
 
     def tail(self, lines: int = 15) -> str:
@@ -54,7 +54,7 @@ class Running:
 
 
 def launch(name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Running:
-    """Start a process whose output goes to a file; Ctrl-C at the terminal does not reach it, its starter ends it."""
+    """Start a process whose output goes to a file; Ctrl-C in the terminal does not reach it, the caller must end it."""
     with log.open("ab") as output:
         offset = output.tell()
         process = subprocess.Popen(  # noqa: S603  (the command is one of our own scripts)
@@ -84,7 +84,7 @@ def family(pid: int) -> set[ProcessIdentity]:
 
 
 def stop(running: Sequence[Running], patience: float = 10.0) -> None:
-    """Ask the processes to end, wait for them and for all they have started, and kill what is left."""
+    """Ask the processes to end, wait for them and for everything they have started, and kill what is left."""
     families = {member for one in running for member in family(one.pid)}
     for one in running:
         if one.alive():
@@ -98,7 +98,7 @@ def stop(running: Sequence[Running], patience: float = 10.0) -> None:
 
 
 def kill(running: Running) -> None:
-    """End a process and all it has started at once, with no chance to say goodbye: as when its machine loses power."""
+    """End a process and everything it has started immediately, as if its machine had lost power."""
     members = family(running.pid)
     for member in members:
         _signal(member.pid, signal.SIGKILL)
@@ -106,25 +106,25 @@ def kill(running: Running) -> None:
 
 
 def alive(members: set[ProcessIdentity]) -> set[ProcessIdentity]:
-    """Those of the processes that still run."""
+    """The processes that are still running."""
     return members & {row.who for row in _process_table()}
 
 
 def _wait_for_end(running: Sequence[Running], members: set[ProcessIdentity], patience: float) -> set[ProcessIdentity]:
-    """The processes that are still there when patience ends."""
+    """The processes that are still running after `patience` seconds."""
     deadline = time.monotonic() + patience
     while True:
         left = alive(members)
         if not left:
             for one in running:
-                one.process.wait()  # lets the system forget it
+                one.process.wait()  # removes the zombie
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(PAUSE)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it may have ended meanwhile
+    with suppress(ProcessLookupError):  # it may have ended in the meantime
         os.kill(pid, number)
 
 
@@ -136,7 +136,7 @@ class _Row:
 
 
 def _process_table() -> list[_Row]:
-    """Every process of the system that has not ended."""
+    """Every process on the system that has not ended."""
     columns = "pid=,ppid=,pgid=,stat=,lstart="
     listing = subprocess.run(["ps", "-axo", columns], capture_output=True, text=True, check=True)  # noqa: S603, S607
     rows = (line.split(maxsplit=4) for line in listing.stdout.splitlines())

@@ -1,4 +1,4 @@
-"""The folder that `fedrbn deploy init` writes: one part for the server, one for each node, one to lock away.
+"""The folder that `fedrbn deploy init` writes: one part for the server, one for each node, one to store offline.
 
     README.md           what to copy where, ports, how to renew keys
     site.toml           the hosts, the port and the names of the nodes
@@ -6,7 +6,7 @@
     server/             copy to the server: certificate, scripts, the Flower app, experiment.toml, keys/NODE.pub
     nodes/NAME/         copy to that node: its own private key, the authority's certificate, script, node.toml
 
-Private keys are readable by their owner only (0600). A folder appears whole or not at all, and none is overwritten.
+Only their owner can read private keys (0600). A folder is created completely or not at all, and never overwritten.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedrbn.errors import DeployError
 from fedrbn.flower.settings import FlowerConfig
 
 SUPERLINK = "superlink"
-"""What the server's process is called."""
+"""The name of the server's process."""
 SECRET, SCRIPT, PLAIN = 0o600, 0o755, 0o644
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 RUNTIME_PORT = 9094
@@ -39,15 +39,15 @@ RUNTIME_PORT = 9094
 
 @dataclass(frozen=True)
 class Node:
-    """A node to be, with data of its own, or with one user of the data that the experiment names."""
+    """A planned node, with its own data or with one user's part of the data that the experiment names."""
 
     name: str
     data: str | None = None
-    """Where its data comes from, as `package.module:factory`; None leaves that to be filled in at the node."""
+    """The source of its data, as `package.module:factory`; None leaves it to be filled in on the node."""
     partition: int | None = None
-    """Or which user of the experiment's own data it is."""
+    """Alternatively, the user of the experiment's own data."""
     port: int = RUNTIME_PORT
-    """Of the loopback, for its own processes; nodes that share a machine need different ones."""
+    """A loopback port for its own processes; nodes that share a machine need different ones."""
 
     def __post_init__(self) -> None:
         if self.name[:1] in ("", ".", "-") or self.name == SUPERLINK or not set(self.name) <= NAME_CHARACTERS:
@@ -61,7 +61,7 @@ class Node:
 
 @dataclass(frozen=True)
 class SitePlan:
-    """All that decides a site, except the keys that are made for it."""
+    """Everything that defines a site, except its keys."""
 
     hosts: tuple[str, ...]
     """Names or addresses of the server; nodes connect to the first."""
@@ -74,24 +74,24 @@ class SitePlan:
         twice = sorted({name for name in names if names.count(name) > 1})
         if not names or twice:
             got = f"several nodes named {', '.join(twice)}" if twice else "no nodes"
-            raise DeployError(f"got {got}; expected at least one node, each with a name of its own.")
+            raise DeployError(f"got {got}; expected at least one node, each with a different name.")
         if not self.hosts:
             raise DeployError("got no host; expected the name or address by which nodes reach the server.")
         for port in (self.port, *(node.port for node in self.nodes)):
             if not 0 < port < 65536:
                 raise DeployError(f"got port {port}; expected 1 to 65535.")
-        subject_names(self.hosts)  # refuses what is not a host
+        subject_names(self.hosts)  # raises an error for anything that is not a host
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where things are in a site's folder."""
+    """The layout of a site's folder."""
 
     root: Path
 
     @property
     def authority(self) -> Path:
-        """What signs certificates; to be kept offline."""
+        """The folder of the authority that signs certificates; keep it offline."""
         return self.root / "authority"
 
     @property
@@ -101,7 +101,7 @@ class Site:
 
     @property
     def run(self) -> Path:
-        """The run directory, which the server writes."""
+        """The run directory, written by the server."""
         return self.server / "run"
 
     def node(self, name: str) -> Path:
@@ -128,7 +128,7 @@ class Site:
             return tomllib.loads((self.root / "site.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise DeployError(
-                f"got {self.root}, which holds no site ({error}); expected one made by fedrbn deploy init."
+                f"got {self.root}, which is not a site ({error}); expected one made by fedrbn deploy init."
             ) from None
 
 
@@ -136,7 +136,7 @@ def create(directory: Path, plan: SitePlan) -> Site:
     """Write a new site. The folder must not exist, or be empty."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise DeployError(
-            f"got {directory}, which exists already; expected a new or empty directory, because keys are never "
+            f"got {directory}, which already exists; expected a new or empty directory, because keys are never "
             "overwritten. Choose another, or renew parts of this one with fedrbn deploy renew."
         )
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -151,12 +151,12 @@ def create(directory: Path, plan: SitePlan) -> Site:
 
 
 def renew_server(site: Site, hosts: Sequence[str] = ()) -> None:
-    """A new certificate and key for the server, by default for the same hosts. Nodes need no change."""
+    """Create a new certificate and key for the server, by default for the same hosts. Nodes need no change."""
     try:
         authority = Issued((site.authority / "ca.crt").read_bytes(), (site.authority / "ca.key").read_bytes())
     except FileNotFoundError as error:
         raise DeployError(
-            f"got no {error.filename}; expected the authority's key. Bring the authority folder back to renew."
+            f"got no {error.filename}; expected the authority's key. Restore the authority folder to renew."
         ) from None
     issued = issue(authority, hosts or site.hosts)
     _replace(site.server / "server.crt", issued.certificate, PLAIN)
@@ -164,7 +164,7 @@ def renew_server(site: Site, hosts: Sequence[str] = ()) -> None:
 
 
 def renew_node(site: Site, name: str) -> None:
-    """A new key for a node. It is accepted once the server has registered it; the old one until it is unregistered."""
+    """Create a new key for a node. It is valid once the server has registered it; the old one until unregistered."""
     if name not in site.names:
         raise DeployError(f"got node {name!r}; expected one of {', '.join(site.names)}.")
     pair = make_node_key()
@@ -221,16 +221,16 @@ def _service(unit: str, description: str, folder: str, script: str) -> bytes:
 
 
 def write(path: Path, content: bytes, mode: int = PLAIN) -> None:
-    """Write a new file that never has a looser mode than it ends with, in folders that only the owner enters."""
+    """Write a new file that never has broader permissions than its final ones, in folders only the owner can enter."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(handle, "wb") as file:
-        os.fchmod(handle, mode)  # whatever the umask is
+        os.fchmod(handle, mode)  # independent of the umask
         file.write(content)
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Put a new file in place of an old one, which is kept beside it as NAME.old until the next time."""
+    """Replace a file; the old one is kept next to it as NAME.old until the next replacement."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     write(fresh, content, mode)
@@ -240,7 +240,7 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
 
 
 def _in_address(host: str) -> str:
-    """A host as it stands before `:port`: IPv6 addresses in brackets."""
+    """A host in the form used before `:port`: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

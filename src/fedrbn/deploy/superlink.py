@@ -1,12 +1,12 @@
-"""Flower's SuperLink with two restrictions: other machines reach its Fleet API only, and send nothing before their key.
+"""Flower's SuperLink with two restrictions: other machines reach only its Fleet API, and must first show a valid key.
 
 SuperLink serves three interfaces on one port. *Fleet* is for nodes and checks their keys. *Control* registers keys and
-starts runs, and *Runtime* hands out tasks; in Flower's open edition neither asks who is calling, so whoever reaches the
-port could register a key of their own and run any code on the server and on all nodes. Here these two answer callers on
-the same machine only: the operator, and the server's own processes (`FleetOnly`).
+starts runs, and *Runtime* hands out tasks. In Flower's open edition these two do not authenticate callers, so anyone
+who reaches the port could register a key and run any code on the server and on all nodes. Here these two answer only
+callers on the same machine: the operator and the server's own processes (`FleetOnly`).
 
-Flower checks the key of a Fleet request after it has read the request's body into memory, however long that is. Here
-the signed headers are checked before the first byte of the body is read, and a body has a largest size (`BodyGuard`).
+Flower checks the key of a Fleet request after it has read the request's body, of any length, into memory. Here the
+signed headers are checked before the first byte of the body is read, and the size of a body is limited (`BodyGuard`).
 
     python -m fedrbn.deploy.superlink <the options of flower-superlink>
 """
@@ -45,25 +45,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FLEET = "/v1/fleet/"
 PUBLIC = (FLEET, "/health")
-"""How the paths begin that other machines may ask for."""
+"""The prefix of the paths that other machines may request."""
 BEFORE_REGISTRATION = (f"{FLEET}register-node", f"{FLEET}activate-node")
-"""What a node asks whose key may not be registered: Flower has an answer that says so."""
+"""The request of a node whose key may not be registered yet: Flower answers it with a clear error."""
 UPLOADS = (f"{FLEET}push-object", f"{FLEET}push-messages")
-"""What a node's results come in."""
+"""The requests that carry a node's results."""
 SMALL = 64 * 1024
-"""Bytes of any other request: it names a node, a run or an object."""
+"""Maximum bytes of any other request: it names a node, a run or an object."""
 LARGE = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + 1024 * 1024
-"""Bytes of a request with results. Flower sends a model of any size in pieces of 5 MiB (the environment variable
-FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, which must be the same on all machines); the rest is for names."""
+"""Maximum bytes of a request with results. Flower sends a model of any size in pieces of 5 MiB (the environment
+variable FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, which must be the same on all machines); the rest is for names."""
 STARTING = 120
-"""Seconds that a process which the SuperLink has started may take until it says that it runs. Flower gives it 30. Its
-imports alone take longer on a small or busy machine; then it is refused and started anew, without end. Flower takes
-the number from that of a task's heartbeats, so a server program that has died is missed after two times this."""
+"""Seconds until a process that the SuperLink has started must report that it is running. Flower's value is 30. On a
+small or busy machine the imports alone take longer; the process would be rejected and restarted in an endless loop.
+Flower derives the number from a task's heartbeats, so a dead server program is noticed after twice this time."""
 REFUSAL = "Only the Fleet API is open to other machines. Run flwr commands on the machine of the SuperLink."
 
 
 class FleetOnly:
-    """Refuses requests from other machines for anything but the Fleet API."""
+    """Rejects requests from other machines for anything except the Fleet API."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -75,8 +75,8 @@ class FleetOnly:
 
 
 def admitted(scope: Scope) -> bool:
-    """Whether this request may go on: it is local, or it is for the Fleet API."""
-    if scope["type"] == "lifespan":  # the server's own start and end
+    """Whether this request is allowed: it is local, or it is for the Fleet API."""
+    if scope["type"] == "lifespan":  # startup and shutdown of the server itself
         return True
     client = scope.get("client")
     return is_local(client[0] if client else "") or str(scope["path"]).startswith(PUBLIC)
@@ -84,20 +84,20 @@ def admitted(scope: Scope) -> bool:
 
 @dataclass(frozen=True)
 class Denial:
-    """Why a request is refused before its body is read."""
+    """Why a request is rejected before its body is read."""
 
     status: int
     reason: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and end the connection: what is left of the body is not read."""
+        """Answer and close the connection: the rest of the body is not read."""
         await PlainTextResponse(self.reason, self.status, {"Connection": "close"})(scope, receive, send)
 
 
 class BodyGuard:
-    """Refuses Fleet requests without a valid key before their body is read (401), and bodies that are too large (413).
+    """Rejects Fleet requests without a valid key before their body is read (401), and bodies that are too large (413).
 
-    A body that does not say how long it is counts while it streams, and its request ends at the limit.
+    A body of unknown length is counted while it streams, and its request ends at the limit.
     """
 
     def __init__(self, app: ASGIApp, small: int = SMALL, large: int = LARGE) -> None:
@@ -106,7 +106,7 @@ class BodyGuard:
         self.large = large
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with a body of limited length, or refuse it."""
+        """Pass the request on with a body of limited length, or reject it."""
         if scope["type"] != "http" or not _is_guarded(scope):
             await self.app(scope, receive, send)
             return
@@ -127,7 +127,7 @@ class BodyGuard:
             message = await receive()
             read += len(message.get("body", b""))
             refused = refused or read > most
-            return {"type": "http.disconnect"} if refused else message  # to the app it looks as if the caller had gone
+            return {"type": "http.disconnect"} if refused else message  # the app sees a disconnected caller
 
         async def answer(message: Message) -> None:
             if not refused:
@@ -143,29 +143,29 @@ class BodyGuard:
 
 
 def _is_guarded(scope: Scope) -> bool:
-    """Whether a request may come from anybody: it is for the Fleet API, or from another machine."""
+    """Whether a request must be checked: it is for the Fleet API, or from another machine."""
     client = scope.get("client")
     return str(scope["path"]).startswith(FLEET) or not is_local(client[0] if client else "")
 
 
 def too_long(headers: Headers, most: int) -> Denial | None:
-    """Why a request is refused for the length that it states; None if it is not, or states none."""
+    """Why a request is rejected because of its stated length; None if it is not, or if it states none."""
     stated = headers.get("content-length")
     if stated is None:
         return None
     if not (stated.isascii() and stated.isdigit()):
-        return Denial(400, "got a Content-Length that is no number; expected one.")
+        return Denial(400, "got a Content-Length that is not a number; expected a number.")
     return _longer_than(most) if len(stated) > 18 or int(stated) > most else None
 
 
 def _longer_than(most: int) -> Denial:
-    return Denial(413, f"got a longer body than {most} bytes; expected at most that. See docs/security.md.")
+    return Denial(413, f"got a body of more than {most} bytes; expected at most {most}. See docs/security.md.")
 
 
 def unauthenticated(scope: Scope) -> Denial | None:
-    """Why a Fleet request is refused for its headers; None if a registered node has signed them, and lately.
+    """Why a Fleet request is rejected because of its headers; None if a registered node has signed them recently.
 
-    Flower checks the same again when it has the body, and that the node is the one which the body names.
+    Flower repeats the check when it has the body, and also checks that the body names the same node.
     """
     headers, state = Headers(scope=scope), scope["app"].state
     try:
@@ -185,7 +185,7 @@ def unauthenticated(scope: Scope) -> Denial | None:
 
 
 def _wrong_clock(age: float, scope: Scope) -> Denial:
-    """A registered node whose clock differs: it ends without a word of why, so the server's log says it."""
+    """A registered node with a wrong clock: it ends without a reason, so the server's log gives it."""
     caller = (scope.get("client") or ("unknown",))[0]
     reason = (
         f"got a request that a registered node signed {abs(age):.0f} s {'ago' if age > 0 else 'ahead'}; expected at "
@@ -201,7 +201,7 @@ def _registered(state: Any, key: bytes) -> bool:
 
 
 def is_local(address: str) -> bool:
-    """Whether an IP address is this machine's loopback; anything that is not an address is foreign."""
+    """Whether an IP address is this machine's loopback; anything that is not an address counts as remote."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -225,7 +225,7 @@ def main() -> None:
         app=guarded(create_app(config, SuperLinkLifespan)),
         host=config.host,
         port=config.port,
-        proxy_headers=False,  # an X-Forwarded-For header must not make a stranger look local
+        proxy_headers=False,  # an X-Forwarded-For header must not make a remote caller look local
         access_log=False,
         log_config=get_uvicorn_log_config(console_handler.level),
         ssl_keyfile=config.ssl_keyfile,

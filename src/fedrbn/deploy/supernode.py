@@ -1,10 +1,10 @@
-"""Flower's SuperNode, whose jobs start in a fraction of a second instead of importing PyTorch for each.
+"""Flower's SuperNode with jobs that start in a fraction of a second, because they do not import PyTorch again.
 
-Flower starts a new interpreter for every message, which imports PyTorch, Flower and this package before it does
-anything: on small work that is most of what a deployed round costs. Here one process of the node has imported them,
-does nothing else, and is forked for each job (Python's `forkserver`). A job still has a process of its own that ends
-with it, begins in the same state as every other, and gets the same task token; the token now goes through a pipe
-between the node's own processes, not on a command line that every user of the machine can read.
+Flower starts a new interpreter for every message, which first imports PyTorch, Flower and this package: with small
+workloads that is most of the time of a deployed round. Here one process of the node imports them, does nothing else,
+and is forked for each job (Python's `forkserver`). Each job still has its own process, which starts in the same state
+as every other, gets the same task token and ends with the job. The token is passed through a pipe between the node's
+own processes, not on a command line that every user of the machine can read.
 
     python -P -m fedrbn.deploy.supernode <the options of flower-supernode>
 """
@@ -29,12 +29,12 @@ from flwr.supercore.tls import get_client_tls_args
 from flwr.supernode.cli.flower_supernode import _parse_supernode_lifespan_config, flower_supernode
 
 PRELOADED = ("fedrbn.deploy.supernode", "flwr.supernode.runtime.run_clientapp", "fedrbn.flower.client_app")
-"""Modules that a job finds imported."""
+"""Modules that are already imported when a job starts."""
 _STARTER = "from fedrbn.deploy.supernode import start_jobs; start_jobs()"
 
 
 def run_job(spec: ExecutionSpec) -> None:
-    """What a job's process does: all that the command flwr-clientapp does after its imports."""
+    """What a job's process does: the same as the command flwr-clientapp after its imports."""
     from flwr.supercore.tls import validate_and_resolve_root_certificates  # noqa: PLC0415
     from flwr.supernode.runtime.run_clientapp import run_clientapp  # noqa: PLC0415  (imported in the job's own process)
 
@@ -49,7 +49,7 @@ def run_job(spec: ExecutionSpec) -> None:
 
 
 class ForkedJobs:
-    """A Flower `Executor`: each ClientApp task is a fork of a process that has imported `PRELOADED`."""
+    """A Flower `Executor`: each ClientApp task runs in a fork of a process that has imported `PRELOADED`."""
 
     def __init__(self, job: Callable[[ExecutionSpec], None] = run_job) -> None:
         self.job = job
@@ -64,11 +64,11 @@ class ForkedJobs:
         insecure: bool = False,  # noqa: ARG002
         root_certificates_path: str | None = None,  # noqa: ARG002
     ) -> tuple[set[TaskType], set[str]]:
-        """A node runs ClientApps and nothing else that Flower knows of."""
+        """A node runs only ClientApps."""
         return supported_task_types & {TaskType.CLIENT_APP}, set()
 
     def wait_for_capacity(self, *_: object, **__: object) -> None:
-        """A fork needs no waiting."""
+        """A fork can start immediately."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Start a job."""
@@ -77,24 +77,24 @@ class ForkedJobs:
         process = self.context.Process(target=self.job, args=(spec,), name=f"job {spec.task_id}")
         try:
             process.start()
-        except OSError as error:  # no memory or no process left
+        except OSError as error:  # out of memory or processes
             return LaunchResult.failed(str(error))
         self.running.append(process)
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Forget jobs that have ended."""
+        """Remove jobs that have ended."""
         self.running = [process for process in self.running if process.is_alive()]
 
     def close(self) -> None:
-        """End the jobs: nobody would take their results."""
+        """End the jobs: their results are no longer needed."""
         for process in self.running:
             process.terminate()
 
 
 def start_jobs() -> None:
-    """Flower's SuperExec, which asks the SuperNode for tasks, with forked jobs. Flower has no setting for an executor
-    of one's own, so the name that it looks up is replaced in this process."""
+    """Flower's SuperExec, which asks the SuperNode for tasks, with forked jobs. Flower has no setting for a custom
+    executor, so the name that it looks up is replaced in this process."""
     setattr(superexec, "get_executor", lambda *_, **__: ForkedJobs())  # noqa: B010  (Flower does not export the name)
     flower_superexec()
 
@@ -102,7 +102,7 @@ def start_jobs() -> None:
 def starter_command(
     host: str, port: int, root_certificates: str | None, parent: int, install_dependencies: bool
 ) -> list[str]:
-    """How the process that starts jobs is started; the same options that a SuperNode gives to flower-superexec."""
+    """The command for the process that starts jobs, with the options that a SuperNode gives to flower-superexec."""
     address = resolve_bind_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     tls = get_client_tls_args(insecure=root_certificates is None, root_certificates_path=root_certificates)
     more = ["--allow-runtime-dependency-installation"] if install_dependencies else []
@@ -111,7 +111,7 @@ def starter_command(
 
 
 def main() -> None:
-    """Start the process that starts jobs, then the SuperNode, until a signal ends it; the other one ends with it."""
+    """Start the process that starts jobs, then the SuperNode, until a signal ends it; both end together."""
     config = _parse_supernode_lifespan_config()
     command = starter_command(
         config.host,
@@ -121,10 +121,10 @@ def main() -> None:
         config.runtime_dependency_install,
     )
     subprocess.Popen(command)  # noqa: S603  (this interpreter, with our own options)
-    sys.argv += ["--isolation", ISOLATION_MODE_PROCESS]  # somebody else starts the jobs
+    sys.argv += ["--isolation", ISOLATION_MODE_PROCESS]  # another process starts the jobs
     flower_supernode()
-    # It comes here when it has given the SuperLink up, for example after a TLS handshake that took too long. Its HTTP
-    # server would keep the process alive for ever, neither connected nor ended.
+    # This point is reached when the SuperNode has given up on the SuperLink, for example after a TLS handshake that
+    # took too long. Its HTTP server would keep the process alive forever, without a connection.
     flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, "The connection to the SuperLink is lost. Start the node again.")
 
 

@@ -1,4 +1,4 @@
-"""An experiment with everything built that it names: data, clients, attack, method, network."""
+"""Builds everything that an experiment names: data, clients, attack, method, network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fedrbn.types import Duty, Member, Role
 
 @dataclass(frozen=True)
 class Assembly:
-    """What a run works with. `experiment` is resolved: the method's own options are filled in."""
+    """Everything that a run needs. `experiment` is resolved: the method's defaults are filled in."""
 
     experiment: Experiment
     federation: Federation
@@ -46,14 +46,14 @@ class Assembly:
     plan: Plan
     workers: int
     trained_in: Literal["bfloat16", "float32"] | None = None
-    """What the rounds of a run that is continued were computed in; None lets the settings decide."""
+    """The precision of the earlier rounds of a resumed run; None follows the settings."""
 
     hints: tuple[str, ...] = ()
-    """Why clients do not run as they were meant to, if so."""
+    """Why clients do not run as requested, if so."""
 
     @property
     def precision(self) -> torch.dtype | None:
-        """The type that training computes in, if it is not float32."""
+        """The data type that training computes in, if it is not float32."""
         wanted: Literal["auto", "bfloat16"] | None = self.experiment.run.precision
         if self.trained_in is not None:
             wanted = "bfloat16" if self.trained_in == "bfloat16" else None
@@ -66,7 +66,7 @@ class Assembly:
 
     @property
     def outline(self) -> Outline:
-        """What the server knows of the data."""
+        """What the server knows about the data."""
         return Outline(
             self.federation.classes,
             self.federation.image_shape,
@@ -76,11 +76,11 @@ class Assembly:
 
     @property
     def forgiving(self) -> bool:
-        """Here every client can be evaluated; one that cannot be has a bug."""
+        """False: every local client can be evaluated, so a failure is a bug."""
         return False
 
     def remarks(self, state: ServerState) -> dict[str, Any]:  # noqa: ARG002
-        """Nothing: here is nobody to distrust."""
+        """Nothing: local clients are trusted."""
         return {}
 
     def with_plan(self, plan: Plan) -> Assembly:
@@ -88,7 +88,7 @@ class Assembly:
         return replace(self, plan=plan)
 
     def samples_digest(self) -> str:
-        """Twelve hex digits that name the test samples of all clients and their order."""
+        """Twelve hex digits that identify the test samples of all clients and their order."""
         return digest_of_all((client.id, digest_of(client.test)) for client in self.federation.clients)
 
     def executor(self, store: Path | None = None) -> AbstractContextManager[Execute]:
@@ -100,7 +100,7 @@ class Assembly:
         if malice is not None:
             clients = malice.data(clients, len(self.federation.classes))
         host = ClientHost(clients, net, store, privacy_of(self.experiment))
-        here = self.workers == 1 and self.experiment.faults.deadline_seconds is None  # a process can be given up
+        here = self.workers == 1 and self.experiment.faults.deadline_seconds is None  # only processes can be stopped
         place = in_this_process(host) if here else processes(host, self.workers)
         return place if malice is None else malice.among(place)
 
@@ -108,10 +108,10 @@ class Assembly:
 def assemble(
     experiment: Experiment, network: nets.Source | None = None, data: DataSet | Federation | None = None
 ) -> Assembly:
-    """Load the data, divide it among clients, build attack, method and network; wrong requests fail here.
+    """Load the data, divide it among clients, build attack, method and network; invalid settings fail here.
 
-    `network` and `data` are used instead of what the experiment names, if they are given. The network may be a ready
-    one or what makes it, such as its class. A ready-made federation is divided already: of [federation] only `at` and
+    `network` and `data`, if given, replace what the experiment names. The network can be a module or a function that
+    makes one, such as its class. A ready-made federation is already divided: of [federation] only `at` and
     `participants` apply to it.
     """
     if network is not None:
@@ -147,7 +147,7 @@ def assemble(
 
 
 def duty_of(experiment: Experiment, client: str, role: Role) -> Duty:
-    """A client's duty: as planned for it, or that of its role."""
+    """A client's duty: the planned one, or the default of its role."""
     planned = experiment.federation.duties
     return role.duty if planned is None else planned.clients[client].duty
 
@@ -155,7 +155,7 @@ def duty_of(experiment: Experiment, client: str, role: Role) -> Duty:
 def build_plan(
     experiment: Experiment, method: Method, net: DualNet, members: tuple[Member, ...], equal_sizes: bool
 ) -> Plan:
-    """What the server does with these members, as the experiment says."""
+    """The server's plan for these members and this experiment."""
     participants = _participants(experiment, len(members))
     return Plan(
         members=members,
@@ -177,7 +177,7 @@ def build_network(
     image_shape: tuple[int, int, int],
     network: nets.Source | None = None,
 ) -> DualNet:
-    """The network that the experiment names, or the one given, as the method trains it."""
+    """The network that the experiment names, or the given one, in the form that the method trains."""
     model = experiment.model
     source = model.name if network is None else network
     made = method.network(nets.build(source, classes, model.width, image_shape, experiment.run.seed))
@@ -187,7 +187,7 @@ def build_network(
 
 
 def load_data(config: DataConfig) -> DataSet | Federation:
-    """The data that a config names, with the domains it names."""
+    """The data and domains that a config names."""
     loaded = load(config.name, config.image_size)
     return loaded if config.domains is None else loaded.only(config.domains)
 
@@ -204,25 +204,25 @@ def _participants(experiment: Experiment, members: int) -> int | None:
 
 
 def _workers(experiment: Experiment, device: str, members: int) -> int:
-    """One process per core by default; an accelerator is used from this process alone."""
+    """One process per core by default; an accelerator is used only from this process."""
     if device != "cpu":
         if (experiment.run.workers or 1) > 1:
             raise ConfigError(
                 f"got run.workers = {experiment.run.workers} with run.device = {device!r}; expected 1 worker: several "
-                "processes would only share the one accelerator. Leave run.workers out."
+                "processes would share one accelerator. Leave run.workers out."
             )
         if experiment.faults.deadline_seconds is not None:
             raise ConfigError(
                 f"got faults.deadline_seconds = {experiment.faults.deadline_seconds:g} with run.device = {device!r}; "
-                "expected none: clients share this process's accelerator, and cannot be given up one by one. Leave it "
-                "out."
+                "expected no deadline: clients share this process's accelerator and cannot be stopped one by one. "
+                "Leave it out."
             )
         return 1
     return experiment.run.workers or min(cores(), members)
 
 
 def _ensure_weights_fit(model: ModelConfig, classes: int, image_shape: tuple[int, int, int], workers: int) -> None:
-    """Refuse a network that memory has no room for, before it is made."""
+    """Raise an error if the network does not fit into memory, before it is built."""
     size = nets.state_bytes(model.name, classes, model.width, image_shape)
     if size is None:
         return
@@ -230,40 +230,40 @@ def _ensure_weights_fit(model: ModelConfig, classes: int, image_shape: tuple[int
         memory.of_weights(size, workers),
         f"network {model.name!r} for images of {image_shape[1]} x {image_shape[2]} pixels ({size / 1e6:,.0f} MB of "
         f"weights) with {workers} worker(s)",
-        "Set data.image_size = 64, or model.name = 'resnet18', whose size does not depend on the images', or a smaller "
-        "model.width; or use fewer workers (run.workers).",
+        "Set data.image_size = 64, or model.name = 'resnet18', whose size does not depend on the image size, or a "
+        "smaller model.width; or use fewer workers (run.workers).",
     )
 
 
 def _only_here(experiment: Experiment, workers: int, *parts: object) -> tuple[str, ...]:
-    """A hint where clients have to run in this process, because something of theirs cannot be sent to another."""
+    """A hint if clients must run in this process because some of their code cannot be sent to another one."""
     limit = experiment.faults.deadline_seconds
     why = unsendable(*parts) if workers > 1 or limit is not None else None
     if why is None:
         return ()
-    remedy = "To use several, put the code into a module of its own and import it from there."
+    remedy = "To use several processes, move the code to a module and import it from there."
     if limit is not None:
         raise ConfigError(
             f"got faults.deadline_seconds = {limit:g} with {why}; expected code that worker processes can import, "
-            f"because only they can be given up. {remedy}"
+            f"because only worker processes can be stopped. {remedy}"
         )
     return (f"clients run in this process, because of {why}. {remedy}",)
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What the server knows of the data of a federation: names and shapes, never an image."""
+    """What the server knows about the data of a federation: names and shapes, never an image."""
 
     classes: tuple[str, ...]
     image_shape: tuple[int, int, int]
     labels: dict[str, str]
     """How tables name each domain."""
     validation: bool
-    """Whether any client has images to validate on."""
+    """Whether any client has validation images."""
 
 
 class PreparedExperiment(Protocol):
-    """An experiment with everything built that the server works with. It holds no data."""
+    """An experiment with everything that the server needs. It holds no data."""
 
     @property
     def experiment(self) -> Experiment:
@@ -279,30 +279,30 @@ class PreparedExperiment(Protocol):
 
     @property
     def net(self) -> DualNet:
-        """The network's structure and its initial weights."""
+        """The network with its initial weights."""
 
     @property
     def precision(self) -> torch.dtype | None:
-        """The type that training computes in, if it is not float32."""
+        """The data type that training computes in, if it is not float32."""
 
     @property
     def plan(self) -> Plan:
-        """With whom, by which method, for how many rounds."""
+        """The clients, the method and the number of rounds."""
 
     @property
     def outline(self) -> Outline:
-        """What the server knows of the data."""
+        """What the server knows about the data."""
 
     @property
     def forgiving(self) -> bool:
-        """Whether a client that cannot be evaluated is noted and left out, as where clients come and go; else it is an
-        error."""
+        """Whether a client that cannot be evaluated is recorded and left out, because clients come and go; otherwise it
+        is an error."""
 
     def remarks(self, state: ServerState) -> dict[str, Any]:
-        """What records say besides of the state after a round, as JSON values."""
+        """Further values for the record of the state after a round, as JSON."""
 
     def with_plan(self, plan: Plan) -> PreparedExperiment:
         """The same experiment with another plan."""
 
     def samples_digest(self) -> str:
-        """Twelve hex digits that name the test samples of all clients and their order."""
+        """Twelve hex digits that identify the test samples of all clients and their order."""

@@ -35,9 +35,9 @@ def local_update(
 ) -> Upload:
     """Train the shared weights with the client's own batch norm on its data, for one round.
 
-    `net` is a workspace: its weights are overwritten first. ST users train no parameter of BN_a
-    and upload nothing of it: BN_a belongs to AT users. `store` is where the client keeps what its method has to
-    remember between rounds, `privacy` what it does to its upload before it leaves.
+    `net` is a workspace: its weights are overwritten first. ST users neither train nor upload any parameter of BN_a:
+    BN_a belongs to AT users. `store` is the folder for what the client's method remembers between rounds. `privacy` is
+    applied to the upload before it leaves the client.
     """
     method = round_.method
     names = layout(net, method.local)
@@ -67,7 +67,7 @@ def local_update(
         )
     remember(store, client.id, round_.number + 1, memory)
     trained = {
-        name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)  # however the network lays them out
+        name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)  # whatever format the network uses
         for name, tensor in tensors(net).items()
         if name not in kept
     }
@@ -83,7 +83,7 @@ def local_update(
 
 
 def adapt(net: DualNet, client: Client, round_: Round) -> None:
-    """Let a method that adapts before it is evaluated do so: one local step on one batch of the client's own data."""
+    """Adapt the network before evaluation, if the method does so: one local step on one batch of the client's data."""
     method = round_.method
     if method.adaptation is None:
         return
@@ -91,7 +91,7 @@ def adapt(net: DualNet, client: Client, round_: Round) -> None:
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(name not in kept)
     order = batches(len(client.train), round_.batch_size, 1, _random(round_, client.id, "adapt"))
-    with torch.enable_grad():  # whoever evaluates has probably switched it off
+    with torch.enable_grad():  # evaluation usually disables gradients
         Sgd()(
             with_prior(net.train(), client.train.labels) if method.class_prior else net.train(),
             pixels(client.train, order, _device(net)),
@@ -105,7 +105,7 @@ def adapt(net: DualNet, client: Client, round_: Round) -> None:
 
 
 def pixels(samples: Samples, order: Iterable[Tensor], device: torch.device | None = None) -> Iterator[Batch]:
-    """Batches of pixels and labels at these positions."""
+    """Batches of pixels and labels at these indices."""
     for index in order:
         x, y = samples.pixels(index)
         yield x.to(device), y.to(device)
@@ -120,14 +120,14 @@ def _device(net: DualNet) -> torch.device:
 
 
 def steps_per_epoch(count: int, size: int) -> int:
-    """Batches in one pass over the data; a last batch of one sample is merged into the one before."""
+    """Batches in one pass over the data; a last batch of one sample is merged into the previous one."""
     return max(1, math.ceil(count / size) - (count % size == 1))
 
 
 def batches(count: int, size: int, steps: int, generator: Generator) -> Iterator[Tensor]:
-    """`steps` batches of positions: shuffled passes over the data, one after another.
+    """`steps` batches of indices: shuffled passes over the data, one after another.
 
-    Batch norm cannot train on a single sample, so a last batch of one joins the batch before it.
+    Batch norm cannot train on a single sample, so a last batch of one sample is merged into the previous batch.
     """
     while steps > 0:
         order = torch.randperm(count, generator=generator)

@@ -1,4 +1,4 @@
-"""What a setting becomes that nobody sets, where that depends on the method or the aggregation rule."""
+"""Default values of settings that depend on the method or the aggregation rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedrbn.federated.options import settings
 
 
 def own_defaults() -> dict[tuple[str, str], str]:
-    """(section, key) → the default of each method or rule that has the setting, as text."""
+    """(section, key) → the default for each method or rule that has the setting, as text."""
     methods = {name: settings(make(PGD())) for name, make in METHODS.items()}
     rules = {name: _parameters(name) for name in RULES}
     return {
@@ -38,7 +38,7 @@ def _texts(owners: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _by_value(values: Mapping[str, Any]) -> str:
-    """One value if all have the same, else each with its owners, of which the most are called the others."""
+    """One value if all owners have the same; otherwise each value with its owners, the largest group as "others"."""
     shown = {name: "not set" if value is None else json.dumps(_rounded(value)) for name, value in values.items()}
     distinct = dict.fromkeys(shown.values())
     if len(distinct) == 1:

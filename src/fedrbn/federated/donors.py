@@ -1,15 +1,15 @@
-"""Bounded influence of donors in Eq. 3, so that no single AT user owns the BN_a of its neighbours.
+"""Limits on the influence of donors in Eq. 3, so that no single AT user determines the BN_a of its neighbours.
 
-The softmax of Eq. 4 is sharp (T = 0.01): a donor that is a little more similar than the others has nearly all of the
-weight, and whatever it calls its BN_a is what the receiver predicts with. A `Guard` limits that in three ways, each of
-which can be used alone; without any, Eq. 3 is as the paper has it, number for number.
+The softmax of Eq. 4 is sharp (T = 0.01): a donor that is slightly more similar than the others gets nearly all of the
+weight, and the receiver predicts with whatever that donor sent as its BN_a. A `Guard` limits this in three ways, which
+can be used separately. Without any of them, Eq. 3 is exactly the paper's.
 
-    plausible   donors whose statistics lie far outside the others' and the receiver's own BN_c do not count at all
-    cap         no donor weighs more than this; what it loses goes to the next similar ones
+    plausible   donors whose statistics are far from those of the others and from the receiver's BN_c are excluded
+    cap         no donor has more weight than this; the excess goes to the next most similar donors
     combine     the weighted median, or the weighted trimmed mean, of each statistic instead of the mean
 
-A cap is what makes the other two bite: a weighted median is no defence against a donor that has more than half of the
-weight. With cap c, a median withstands m malicious donors if m · c < ½.
+The other two need a cap to be effective: a weighted median does not help against a donor with more than half of the
+weight. With cap c, a median tolerates m malicious donors if m · c < ½.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
 
 BN_EPSILON = 1e-5
-"""What batch norm adds to the variance: below it, a variance makes no difference."""
+"""The ε that batch norm adds to the variance: differences between variances below it have no effect."""
 
 
 class Combine(Enum):
-    """How the donors' values of one statistic become one."""
+    """How the donors' values of one statistic are combined."""
 
     MEAN = "mean"
     MEDIAN = "median"
     TRIMMED = "trimmed"
-    """Without a quarter of the weight at either end."""
+    """The mean without a quarter of the weight at each end."""
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Limits on what one donor can do; the default has none. See the module's text."""
+    """Limits on the influence of one donor; the default has none. See the module docstring."""
 
     cap: float | None = None
-    """Largest α; with fewer than 1/cap donors all weigh the same."""
+    """Largest α; with fewer than 1/cap donors, all have equal weight."""
     combine: Combine = Combine.MEAN
     plausible: float | None = None
-    """Reject donors that are more than this many times as far from the centre as the middle one."""
+    """Reject donors that are more than this many times as far from the centre as the median donor."""
 
     def __post_init__(self) -> None:
         if self.cap is not None and not 0 < self.cap <= 1:
             raise ConfigError(f"got method.donor_cap = {self.cap}; expected a share above 0, at most 1.")
         if self.plausible is not None and not self.plausible >= 1:
             raise ConfigError(
-                f"got method.donor_range = {self.plausible}; expected at least 1, because the middle donor is at 1."
+                f"got method.donor_range = {self.plausible}; expected at least 1, because the median donor is at 1."
             )
 
     def weights(
@@ -68,7 +68,7 @@ class Guard:
     ) -> Tensor:
         """α of Eq. 4 (receivers × donors) within the limits; rows still sum to 1.
 
-        A receiver for whom nobody is plausible believes the least odd donor.
+        If no donor is plausible for a receiver, it uses the least unusual one.
         """
         if self.plausible is None:
             return alpha if self.cap is None else capped(alpha, self.cap)
@@ -82,7 +82,7 @@ class Guard:
 
         Memory is donors × channels beyond the result.
         """
-        if self.plausible is not None:  # a refused donor's weight is 0, but 0 · inf would still be no number
+        if self.plausible is not None:  # a rejected donor's weight is 0, but 0 · inf is NaN
             donated = donated.nan_to_num(0, 0, 0)
         if self.combine is Combine.MEAN:
             return alpha @ donated
@@ -92,14 +92,14 @@ class Guard:
 
 
 def capped(alpha: Tensor, cap: float, allowed: Tensor | None = None) -> Tensor:
-    """min(cap, s · α_j) with the s for which rows sum to 1: excess goes to the others in proportion to their weight.
+    """min(cap, s · α_j) with s such that rows sum to 1: the excess goes to the others in proportion to their weight.
 
-    Where a row has fewer than 1/cap allowed donors, they all weigh the same.
+    If a row has fewer than 1/cap allowed donors, they all have equal weight.
     """
     allowed = torch.ones_like(alpha, dtype=torch.bool) if allowed is None else allowed
     limit = torch.maximum(torch.full_like(alpha[:, :1], cap), 1 / allowed.sum(dim=1, keepdim=True))
     full = torch.zeros_like(allowed)
-    for _ in range(alpha.shape[1]):  # each pass but the last fills at least one more donor
+    for _ in range(alpha.shape[1]):  # each pass except the last brings at least one more donor to the cap
         rest = 1 - (full * limit).sum(dim=1, keepdim=True)
         open_ = allowed & ~full
         alpha = torch.where(full, limit, rest.clamp(min=0) * _normalised(alpha, open_))
@@ -111,7 +111,7 @@ def capped(alpha: Tensor, cap: float, allowed: Tensor | None = None) -> Tensor:
 
 
 def _normalised(alpha: Tensor, among: Tensor) -> Tensor:
-    """α among some donors only, rows summing to 1 (0 if there are none); equal weights where all of theirs are 0."""
+    """α among some donors only; rows sum to 1 (0 if there are none). If all their weights are 0, they are equal."""
     kept = torch.where(among, alpha, 0)
     kept = torch.where(kept.sum(dim=1, keepdim=True) > 0, kept, among.to(alpha.dtype))
     return kept / kept.sum(dim=1, keepdim=True).clamp(min=torch.finfo(alpha.dtype).tiny)
@@ -120,12 +120,12 @@ def _normalised(alpha: Tensor, among: Tensor) -> Tensor:
 def oddity(
     personal: Mapping[str, Tensors], receiver: str, donors: Sequence[str], batch_norms: Sequence[BNNames]
 ) -> Tensor:
-    """How far off each donor's BN_a is for this receiver: so many times as far as the middle voter, in the worst layer.
+    """How unusual each donor's BN_a is for this receiver: its distance over the median voter's, in the worst layer.
 
     Voters are the donors and the receiver itself, with its BN_c. In each layer a voter's distance is the mean over
-    channels of |μ − μ°| / σ° + |ln σ² − ln σ°²|, where ° is the voters' median, channel by channel: how far it would
-    shift and stretch what batch norm hands on. A donor with a value that is not finite or a variance that is not
-    positive is infinitely odd. A single donor is not compared: two voters have no middle.
+    channels of |μ − μ°| / σ° + |ln σ² − ln σ°²|, where ° is the voters' median in each channel: how far the voter would
+    shift and scale the output of batch norm. A donor with a NaN or infinite value or a variance that is not positive
+    has infinite distance. A single donor is not compared: of two voters, neither is the outlier.
     """
     noised = {names.layer: names for names in batch_norms if names.branch is Branch.NOISED}
     worst = torch.zeros(len(donors), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a run needs of this machine's memory, reckoned before it starts; what cannot fit is refused with a remedy."""
+"""Estimates the memory that a run needs before it starts; if it does not fit, the error suggests a remedy."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch, Stats
 
 _PROCESS = 220 * 2**20
-"""Bytes of a process that has imported PyTorch, before it does anything."""
+"""Bytes of a process that has only imported PyTorch."""
 _SERVER_COPIES = 4
-"""Of the network's tensors in the main process: structure, shared weights, their next mean, a checkpoint on its way."""
+"""Copies of the network's tensors in the main process: the network, shared weights, their next mean, a checkpoint."""
 _WORKER_COPIES = 4
-"""Of the network's tensors for each worker: its own, the weights it was sent, gradients, its upload."""
+"""Copies of the network's tensors per worker: its network, the received weights, gradients, its upload."""
 _WORKSPACE = 2
 """Gradients of activations and the kernels' scratch memory, as a multiple of the activations themselves."""
 _EVALUATION_BATCH = 128
-"""Images that are attacked at once in an evaluation; see `evaluation.accuracy`."""
+"""Images that an evaluation attacks at once; see `evaluation.accuracy`."""
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a run needs, and what of."""
+    """Bytes that a run needs, by purpose."""
 
     weights: int
     """All copies of the network's tensors."""
     activations: int
-    """What batches leave on their way through the network, in all workers."""
+    """Activations of the batches in all workers."""
     images: int
     """All clients' data."""
     processes: int
@@ -41,17 +41,17 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum."""
         return self.weights + self.activations + self.images + self.processes
 
 
 def of_weights(size: int, workers: int) -> int:
-    """Bytes of all copies of a network whose tensors take `size`; one worker is the main process itself."""
+    """Bytes of all copies of a network whose tensors take `size` bytes; a single worker is the main process itself."""
     return size * (_SERVER_COPIES + _WORKER_COPIES * workers)
 
 
 def of_run(net: DualNet, federation: Federation, batch: int, workers: int) -> MemoryNeed:
-    """What training and evaluating this network takes, with so many images per step and so many workers."""
+    """The memory for training and evaluating this network, with this batch size and number of workers."""
     parts = [part for c in federation.clients for part in (c.train, c.validation, c.test)]
     tested = max(len(part) for c in federation.clients for part in (c.validation, c.test))
     at_once = max(2 * batch, min(_EVALUATION_BATCH, tested))  # training puts clean and attacked images in one pass
@@ -64,7 +64,7 @@ def of_run(net: DualNet, federation: Federation, batch: int, workers: int) -> Me
 
 
 def activations(net: DualNet, image_shape: tuple[int, int, int]) -> int:
-    """Bytes that one image leaves for the backward pass, measured with two."""
+    """Bytes that one image stores for the backward pass, measured with two images."""
     trial = copy.deepcopy(net).train()
     own = {tensor.untyped_storage().data_ptr() for tensor in trial.state_dict().values()}
     kept: dict[int, int] = {}
@@ -77,12 +77,12 @@ def activations(net: DualNet, image_shape: tuple[int, int, int]) -> int:
 
     x = torch.zeros(2, *image_shape, device=next(net.parameters()).device)
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        logits = trial(x, Branch.CLEAN, Stats.BATCH)  # noqa: F841  (held, so that no place is used twice)
+        logits = trial(x, Branch.CLEAN, Stats.BATCH)  # noqa: F841  (kept alive, so that no memory is reused)
     return sum(kept.values()) // 2
 
 
 def ensure_fits(needed: int, what: str, remedy: str) -> None:
-    """Refuse what needs more memory than is free, where the system says how much that is."""
+    """Raise an error if more memory is needed than is free, on systems that report free memory."""
     free = available_memory()
     if free is None or needed <= free:
         return
@@ -93,5 +93,5 @@ def ensure_fits(needed: int, what: str, remedy: str) -> None:
 
 
 def gigabytes(count: int) -> str:
-    """A number of bytes for people."""
+    """A human-readable number of bytes."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

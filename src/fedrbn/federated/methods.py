@@ -27,12 +27,12 @@ from fedrbn.types import Branch, Duty, Role
 
 @dataclass(frozen=True)
 class FineTuning:
-    """A second phase: FedAvg among the ST users, who start from what the AT users trained among themselves."""
+    """A second phase: FedAvg among the ST users, starting from the model that the AT users trained."""
 
     iterations: int = 200
-    """Steps of every ST user in all, spread over rounds of the usual length."""
+    """Total steps of every ST user, spread over rounds of the usual length."""
     freeze: int = 0
-    """So many of the network's first layers stay as the AT users trained them."""
+    """The number of first layers that stay as the AT users trained them."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,19 @@ class Method:
     local: Local = Local.NOTHING
     propagation: Propagation | None = None
     training: Training = field(default_factory=Sgd)
-    """How clients turn batches and what they minimise into an update."""
+    """How clients compute an update from their batches and objective."""
     at_training: Training | None = None
-    """How AT users do, if otherwise: Free AT and FedRob have losses of their own, and do not use `at`."""
+    """The same for AT users, if it differs: Free AT and FedRob have their own losses and do not use `at`."""
     class_prior: bool = False
     """Whether training adds the log of the client's class prior to the logits (CalFAT)."""
     fine_tuning: FineTuning | None = None
     """A second phase among the ST users; the first is then among the AT users only. None has one phase for all."""
     momentum: float | None = None
-    """The server's: how much of the last round's movement of the shared weights is added to this round's."""
+    """Server momentum: the fraction of the last round's change of the shared weights that is added to this round's."""
     predict: Branch = Branch.CLEAN
-    """The branch that predicts, for clients whose branch was trained or estimated; the others predict with BN_c."""
+    """The branch that predicts, for clients where it was trained or estimated; the others predict with BN_c."""
     select: Branch | None = None
-    """The branch by whose accuracy the best round is chosen; None is the one that predicts."""
+    """The branch whose accuracy selects the best round; None is the one that predicts."""
 
     def __post_init__(self) -> None:
         if not 0 <= (self.momentum or 0) < 1:
@@ -74,8 +74,8 @@ class Method:
             )
         if self.momentum and self.local is Local.EVERYTHING:
             raise ConfigError(
-                f"got method {self.name!r} with momentum {self.momentum}; expected none, because it shares nothing "
-                "that the server could move. Leave method.momentum out."
+                f"got method {self.name!r} with momentum {self.momentum}; expected none, because it shares no weights "
+                "with the server. Leave method.momentum out."
             )
         if self.propagation is not None and (not self.dual_bn or self.local in {Local.NOTHING, Local.EVERYTHING}):
             raise ConfigError(
@@ -100,7 +100,7 @@ class Method:
             )
 
     def objective(self, duty: Duty, calibrate: bool) -> Objective:
-        """What a client with this duty minimises; `calibrate` says whether an ST client has an estimated BN_a."""
+        """The objective of a client with this duty; `calibrate` says whether an ST client has an estimated BN_a."""
         if duty.role is Role.AT:
             return self.at if duty.at_share == 1 else Fractional(self.at, duty.at_share)
         if not calibrate or self.calibration is None:
@@ -118,9 +118,7 @@ class Method:
         if duty.lam and self.calibration is None:
             return f"method {self.name!r} has no calibration, so expected no λ above 0"
         if 0 < duty.at_share < 1 and self.at_training is not None:
-            return (
-                f"AT users of method {self.name!r} train all of their batches in a way of their own, so expected 0 or 1"
-            )
+            return f"AT users of method {self.name!r} train all batches in the same way, so expected 0 or 1"
         if 0 < duty.at_share < 1 and isinstance(self.at, Fractional):
             return "method.at_share sets the share of all AT users, so expected 0 or 1. Leave method.at_share out"
         return None
@@ -130,32 +128,32 @@ class Method:
         return self.at_training if role is Role.AT and self.at_training is not None else self.training
 
     def remembers(self, role: Role) -> bool:
-        """Whether a client of this role is known to carry something on from round to round (`federated.memory`)."""
+        """Whether a client of this role keeps data between rounds (`federated.training.memory`)."""
         return bool(getattr(self.training_of(role), "remembers", False))
 
     @property
     def at_passes(self) -> int | None:
-        """Passes over an image of an AT user, for a training that says so; None are those of what it minimises."""
+        """Passes over an image of an AT user, if its training defines them; None means those of the objective."""
         return getattr(self.training_of(Role.AT), "passes", None)
 
     @property
     def adversarial(self) -> bool:
-        """Whether AT users train otherwise than ST users do. If not, nobody is one, whatever `federation.at` says."""
+        """Whether AT users train differently from ST users. If not, there are none, whatever `federation.at` says."""
         return self.at_training is not None or not isinstance(self.at, Standard)
 
     @property
     def attacks_at_st(self) -> bool:
-        """Whether ST users attack their own images, and so have to know the adversary's ε."""
+        """Whether ST users attack their own images and therefore need to know the adversary's ε."""
         return isinstance(self.calibration, OneStep)
 
     @property
     def replays(self) -> int:
-        """How many times as much a round costs as a round of standard training: Free AT replays every batch."""
+        """The cost of a round relative to standard training: Free AT replays every batch."""
         return self.at_training.replays if isinstance(self.at_training, Free) else 1
 
     @property
     def rate(self) -> float | None:
-        """The learning rate that takes the place of `train.lr`, if the method has one of its own."""
+        """The method's own learning rate, which replaces `train.lr`; None if it has none."""
         return self.training.meta if isinstance(self.training, Meta) else None
 
     @property
@@ -164,7 +162,7 @@ class Method:
         return self.training.inner if isinstance(self.training, Meta) else None
 
     def check(self, net: DualNet, image_shape: tuple[int, int, int]) -> None:
-        """Refuse, with the reason, a network or images that this method cannot work with."""
+        """Raise an error that explains why this method cannot use the network or the images."""
         if isinstance(self.at_training, AffineTraining):
             check_memory(image_shape)
         if self.fine_tuning is not None:
@@ -194,10 +192,10 @@ def fedrbn(attack: Attack) -> Method:
 
 
 def fedrbn_plus(attack: Attack) -> Method:
-    """Ours: ST users calibrate with attacked images, which a step along the gradient of their clean pass gives.
+    """Ours: ST users calibrate with attacked images, made by one step along the gradient of their clean pass.
 
-    BN_c, which has been next to attacked images in training, is then as robust as BN_a and more accurate: it predicts.
-    The server has momentum, which does FedRBN good as well where rounds are few.
+    BN_c, trained together with attacked images, is then as robust as BN_a and more accurate, so it predicts.
+    The server uses momentum, which also helps FedRBN when there are few rounds.
     """
     eps, box = _ball(attack, "fedrbn+, which makes its own noise")
     step = OneStep(0.5, eps, box)
@@ -205,7 +203,7 @@ def fedrbn_plus(attack: Attack) -> Method:
 
 
 def fedavg(attack: Attack) -> Method:  # noqa: ARG001  (every method is a function of the attack)
-    """Plain FedAvg: everybody trains in the standard way, and everything is averaged."""
+    """Plain FedAvg: all clients use standard training, and everything is averaged."""
     return Method("fedavg", at=Standard())
 
 
@@ -245,7 +243,7 @@ def fedrob(attack: Attack) -> Method:
 
 
 def local_at(attack: Attack) -> Method:
-    """No federation: everybody trains alone, AT users adversarially."""
+    """No federation: each client trains alone, AT users adversarially."""
     return replace(fatavg(attack), name="local-at", local=Local.EVERYTHING)
 
 
@@ -255,17 +253,17 @@ def fedrbn_noprop(attack: Attack) -> Method:
 
 
 def fatavg_free(attack: Attack) -> Method:
-    """FATAvg whose AT users train by Free AT."""
+    """FATAvg whose AT users train with Free AT."""
     return replace(fatavg(attack), name="fatavg-free", at_training=_free(attack))
 
 
 def fatbn_free(attack: Attack) -> Method:
-    """FATBN whose AT users train by Free AT."""
+    """FATBN whose AT users train with Free AT."""
     return replace(fatbn(attack), name="fatbn-free", at_training=_free(attack))
 
 
 def finetune(attack: Attack) -> Method:
-    """Robustness transfer by fine-tuning: FedAvg among the AT users, then among the ST users from there on."""
+    """Robustness transfer by fine-tuning: FedAvg among the AT users, then FedAvg among the ST users from that model."""
     return replace(fatavg(attack), name="finetune", fine_tuning=FineTuning())
 
 

@@ -1,7 +1,7 @@
 """What a client minimises on one batch: Algorithm 1's losses for AT and ST users, and the PNC loss (Eq. 5).
 
 An objective is a value. Called with a network and a batch, it adds the gradient of its loss to the parameters'
-`.grad` and returns the loss; which statistics move is part of the objective.
+`.grad` and returns the loss. The objective also decides which statistics are updated.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Calibrated:
         calibration.backward()  # type: ignore[no-untyped-call]
         if self.clip is not None:
             clamp(net.parameters(), self.clip)
-        if self.lam == 1:  # BN_c's statistics still follow the data, but a zero-weighted loss is not worth a backward
+        if self.lam == 1:  # BN_c's statistics still follow the data, but a loss with weight 0 needs no backward
             with torch.no_grad():
                 net(x, Branch.CLEAN, Stats.BATCH)
             return calibration.item()
@@ -101,21 +101,21 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class OneStep:
-    """Ours, fedrbn+: calibration on attacked images, for the price of PNC. Moves both branches.
+    """Ours, fedrbn+: calibration on attacked images at the cost of PNC. Moves both branches.
 
         (1 − λ) ℓ_CE(f(x; BN_c), y) + λ ℓ_CE(f(x̃; BN_a), y),     x̃ = clip(x + ε sign ∇_x ℓ_CE(f(x; BN_c), y))
 
-    The backward pass of the first term, which is needed for the weights, gives ∇_x as well: a step of an attack for
-    nothing. BN_a normalises by the statistics of the attacked batch itself, which keeps gradients small without
-    clipping. The gradient at the pixels and a second first convolution are more than PNC executes; standard training
-    on a tenth of the batches makes up for it.
+    The backward pass of the first term, which the weights need anyway, also gives ∇_x: one attack step at no extra
+    cost. BN_a normalises by the statistics of the attacked batch itself, which keeps gradients small without
+    clipping. Compared with PNC, this adds the gradient at the pixels and a second pass through the first convolution;
+    standard training on a tenth of the batches compensates for that.
     """
 
     lam: float
     eps: float
     box: tuple[float, float] = (0.0, 1.0)
     share: float = 0.9
-    """The chance of each batch to be attacked."""
+    """The probability that a batch is attacked."""
     stats: Stats = Stats.BATCH
     """What BN_a normalises by; FROZEN is the estimate of Eq. 3, as in PNC."""
 
@@ -128,7 +128,7 @@ class OneStep:
         if self.lam < 1:
             ((1 - self.lam) * clean).backward()  # type: ignore[no-untyped-call]
             uphill = cast(Tensor, pixels.grad)
-        else:  # a zero-weighted gradient of the weights is not worth computing
+        else:  # a gradient with weight 0 need not be computed
             (uphill,) = torch.autograd.grad(clean, pixels)
         step = self.eps * uphill.sign()
         noised = F.cross_entropy(net((x + step).clamp(*self.box), Branch.NOISED, self.stats), y)
@@ -144,8 +144,8 @@ Calibration: TypeAlias = Calibrated | OneStep
 class Trades:
     """TRADES (Zhang et al. 2019): ℓ_CE(f(x; BN_c), y) + β KL(f(x; BN_c) ‖ f(x̃; BN_a)). Moves both branches.
 
-    x̃ makes the KL divergence large, not the cross-entropy. At x itself its gradient vanishes, so the attack has to
-    start elsewhere.
+    x̃ maximises the KL divergence, not the cross-entropy. At x itself its gradient is zero, so the attack must start
+    at another point.
     """
 
     attack: Attack
@@ -175,11 +175,11 @@ class Trades:
 
 @dataclass(frozen=True)
 class Mart:
-    """MART (Wang et al. 2020): images that are wrong already without an attack weigh more. Moves both branches.
+    """MART (Wang et al. 2020): images that are misclassified without an attack get more weight. Moves both branches.
 
         −log p̃_y − log(1 − max_{k≠y} p̃_k) + β KL(p ‖ p̃) (1 − p_y),     p = f(x; BN_c), p̃ = f(x̃; BN_a)
 
-    x̃ makes the cross-entropy large, as in standard adversarial training.
+    x̃ maximises the cross-entropy, as in standard adversarial training.
     """
 
     attack: Attack
@@ -189,7 +189,7 @@ class Mart:
         """See `Objective`."""
         noised = attacked(self.attack, net, x, y, generator)
         clean, bad = (logits.log_softmax(1) for logits in net.paired(x, noised, Stats.BATCH, Stats.BATCH))
-        # log(1 − p̃_k) from all the other classes together, which stays finite where 1 − p̃_k rounds to 0.
+        # log(1 − p̃_k) as the sum over all other classes, which stays finite where 1 − p̃_k rounds to 0.
         label = F.one_hot(y, clean.shape[1]).bool()
         wrong = bad.masked_fill(label, -torch.inf).argmax(1)
         others = bad.masked_fill(F.one_hot(wrong, clean.shape[1]).bool(), -torch.inf).logsumexp(1)
@@ -204,7 +204,7 @@ class Mart:
 class Fractional:
     """Adversarial training on a share of the batches, standard training on the others.
 
-    Each batch is drawn on its own, so that the share also holds for clients with one batch per round.
+    Each batch is drawn independently, so the share also holds for clients with one batch per round.
     """
 
     adversarial: Objective
@@ -242,10 +242,10 @@ def clamp(parameters: Iterable[nn.Parameter], largest: float) -> None:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Within this block the network is as at test time: no dropout and the like, and weights that take no gradient.
+    """Within this block the network behaves as at test time: no dropout, and weights take no gradient.
 
-    Layers written as an `autograd.Function` cannot see that only the gradient at the input is asked for: without this
-    they would compute that of their weights too.
+    Layers written as an `autograd.Function` cannot see that only the gradient at the input is needed: without this
+    block they would also compute the gradient of their weights.
     """
     training = [module for module in net.modules() if module.training]
     trained = [parameter for parameter in net.parameters() if parameter.requires_grad]

@@ -1,4 +1,4 @@
-"""The options of a method, by their names in the `[method]` section of an experiment: checked and put in place."""
+"""Checks the options of a method in the `[method]` section of an experiment and applies them."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ AT_LOSSES: Mapping[str, type[Adversarial | Trades | Mart]] = {"ce": Adversarial,
 
 
 def configure(config: MethodConfig, attack: Attack) -> Method:
-    """The named method with the given options in place of its own; an option it does not have is refused."""
+    """The named method with the given options in place of its defaults; an option that it lacks is an error."""
     method = named(config.name, attack)
     known = options(method)
     useless = {key for key, value in config.model_dump(exclude={"name"}).items() if value is not None} - known
     if useless:
         key = sorted(useless)[0]
         raise ConfigError(
-            f"got method.{key} for method {method.name!r}, which has no such part; expected one of "
+            f"got method.{key} for method {method.name!r}, which has no such option; expected one of "
             f"{', '.join(sorted(known)) or 'no options'}. Leave it out, or choose another method."
         )
     return _with_options(method, config)
 
 
 def options(method: Method) -> frozenset[str]:
-    """The names of the options that a method has; `beta` needs an `at_loss` that has it, too."""
+    """The names of the options of a method; `beta` also needs an `at_loss` that uses it."""
     return at_options(method) | settings(method).keys()
 
 
 def at_options(method: Method) -> frozenset[str]:
-    """Those that concern AT users only."""
+    """The options that concern only AT users."""
     own = _at_training_settings(method).keys()
     return frozenset(own | {"beta"} if "at_loss" in own else own)
 
@@ -79,7 +79,7 @@ def settings(method: Method) -> dict[str, Any]:
 
 
 def _guard_settings(guard: Guard) -> dict[str, Any]:
-    """The limits on donors; None where there are none, so that runs without them keep the key they always had."""
+    """The limits on donors; None where there are none, so that the keys of runs without them do not change."""
     combine = None if guard.combine is Combine.MEAN else guard.combine.value
     return {"donor_cap": guard.cap, "donor_mean": combine, "donor_range": guard.plausible}
 
@@ -101,13 +101,13 @@ def _at_settings(objective: Objective) -> dict[str, Any]:
         share, objective = objective.share, objective.adversarial
     named = [name for name, kind in AT_LOSSES.items() if isinstance(objective, kind)]
     if not named:
-        return {}  # of somebody's own making: it has its own settings
+        return {}  # a user's own objective has its own settings
     beta = {"beta": objective.beta} if isinstance(objective, Trades | Mart) else {}
     return {"at_loss": named[0], "at_share": share, **beta}
 
 
 def named(name: str, attack: Attack) -> Method:
-    """A method by its name in `METHODS`, or one's own by `package.module:object`."""
+    """A method by its name in `METHODS`, or your own as `package.module:object`."""
     if name in METHODS:
         return METHODS[name](attack)
     if not plugins.is_reference(name):
@@ -199,18 +199,18 @@ def _at_objective(method: Method, config: MethodConfig) -> Objective:
 
 
 def _replaced(value: Any, **wanted: Any) -> Any:
-    """The dataclass value with the settings that are given, which are those that are not None."""
+    """The dataclass value with the settings that are not None."""
     return replace(value, **{name: new for name, new in wanted.items() if new is not None})
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """The experiment with the method's own values where its config left them open; equal runs have equal keys."""
+    """The experiment with the method's defaults filled in, so that equal runs have equal keys."""
     return _resolved(experiment, configure(experiment.method, from_config(experiment.attack)))
 
 
 def _resolved(experiment: Experiment, method: Method) -> Experiment:
-    """The experiment with the method's own values where its config left them open, and without AT users if the method
-    has none: then all values of `federation.at` are the same run."""
+    """The experiment with the method's defaults filled in, and without AT users if the method has none: then all
+    values of `federation.at` give the same run."""
     values = {"name": experiment.method.name, **settings(method)}
     changes: dict[str, Any] = {"method": MethodConfig.model_validate(values)}
     if not method.adversarial:

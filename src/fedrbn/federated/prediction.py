@@ -1,4 +1,4 @@
-"""Which branch of batch norm a client predicts with: BN_a only once somebody has filled it."""
+"""Which branch of batch norm a client predicts with: BN_a only after it was trained or estimated."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fedrbn.types import Branch, Member, Role
 
 
 def predicting_branch(plan: Plan, state: ServerState, member: Member) -> Branch:
-    """The branch a client predicts with: the method's, unless nobody has filled this client's BN_a yet."""
+    """The branch a client predicts with: the method's, or BN_c if the client has no trained or estimated BN_a yet."""
     return _usable(plan, plan.method.predict, state, member)
 
 
 def selecting_branch(plan: Plan, state: ServerState, member: Member) -> Branch:
-    """The branch of a client that counts when the best round is chosen."""
+    """The branch of a client that counts in the choice of the best round."""
     return _usable(plan, plan.method.select or plan.method.predict, state, member)
 
 

@@ -5,8 +5,8 @@
 
 k is a receiver (ST), j a donor (AT), and the similarity is between their *clean* statistics. The paper prints a further
 1/|S| in Eq. 3; the weights already sum to one, so it is not applied. The α of a donor that has missed rounds is
-multiplied by its `DonorFreshness.fading`, and the row brought back to sum to one. Everything is a product of matrices
-receivers × donors, for a block of receivers at a time: linear in the number of clients, in memory that is not.
+multiplied by its `DonorFreshness.fading`, and the row is normalised again. Everything is a product of matrices
+receivers × donors, for one block of receivers at a time, so extra memory does not grow with the receivers.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
 
 _BLOCK = 1024
-"""Receivers at a time: what is held beside the statistics themselves does not grow with the number of clients."""
+"""Receivers at a time: memory beyond the statistics themselves does not grow with the number of clients."""
 
 
 @dataclass(frozen=True)
 class DonorFreshness:
-    """What is known of clients beside their statistics; by default that everybody has trained and is up to date."""
+    """Which clients have trained and are up to date; by default all of them."""
 
     untrained: frozenset[str] = frozenset()
-    """Receivers that have not reported yet: their statistics say nothing, so all donors weigh the same for them."""
+    """Receivers that have not reported yet: their statistics carry no information, so all donors have equal weight."""
     fading: Mapping[str, float] = field(default_factory=dict)
-    """What the weight of a stale donor is multiplied by, above 0 and at most 1; donors not named are fresh."""
+    """The factor for the weight of each stale donor, above 0 and at most 1; donors not listed are fresh."""
 
 
 class Weighting(Enum):
@@ -50,7 +50,7 @@ class Propagation:
     weighting: Weighting = Weighting.COSINE
     temperature: float = 0.01
     guard: Guard = field(default_factory=Guard)
-    """Limits on what a single donor can do; without them Eq. 3 is the paper's."""
+    """Limits on the influence of a single donor; without them Eq. 3 is the paper's."""
 
     def weights(
         self,
@@ -79,7 +79,7 @@ def similarity(
 ) -> Tensor:
     """Layer-averaged similarity of clean statistics, receivers × donors.
 
-    The row of a receiver that never trained is the same for all donors, so that they weigh the same.
+    The row of a receiver that never trained is the same for all donors, so that they have equal weight.
     """
     clean = [names for names in batch_norms if names.branch is Branch.CLEAN]
     total = torch.zeros(len(receivers), len(donors), dtype=torch.float64)
@@ -97,7 +97,7 @@ def softmax(scores: Tensor, temperature: float) -> Tensor:
 
 
 def _faded(alpha: Tensor, factors: Sequence[float]) -> Tensor:
-    """Each donor's weight times its factor, rows brought back to sum to 1; fresh donors only: not touched at all."""
+    """Each donor's weight times its factor, rows normalised to sum to 1; unchanged if all donors are fresh."""
     if all(factor == 1.0 for factor in factors):
         return alpha
     faded = alpha * torch.tensor(factors, dtype=alpha.dtype)
@@ -138,7 +138,7 @@ def _estimated(
             continue
         for name in (*names.statistics, *names.affine):
             if name not in personal[donors[0]]:
-                continue  # averaged by the server with the other shared weights
+                continue  # the server averages it with the other shared weights
             donated = _stacked(personal, donors, name)
             mixed = propagation.guard.combined(alpha, donated).to(personal[donors[0]][name].dtype)
             for row, receiver in enumerate(receivers):

@@ -1,10 +1,10 @@
-"""What server and clients say to each other, and what the server remembers between rounds.
+"""The messages between server and clients, and the state that the server keeps between rounds.
 
-A round is one `Round` for all and one job for each client; a client answers a job with its result. `Execute` is the
-only seam to where clients run: in this process, in worker processes, or on other machines.
+A round is one `Round` for all clients and one job for each; a client answers a job with its result. `Execute` is the
+only interface to where clients run: in this process, in worker processes, or on other machines.
 
-The bounds beside the fields hold for what comes from other machines: messages are made from these classes and checked
-against them (`fedrbn.flower.instructions`). A field is declared here and nowhere else.
+The bounds in the field types apply to messages from other machines, which are built from these classes and checked
+against them (`fedrbn.flower.instructions`). Each field is declared only here.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 from fedrbn.types import Branch, Duty, Role, Tensors
 
 MOST_CAUSE = 2000
-"""Characters of a cause of failure that comes from another machine."""
+"""Maximum characters of a failure's cause that comes from another machine."""
 MOST_SAMPLES = 2**40
 ClientId = Annotated[str, Field(pattern=r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}\z")]
-"""A name that can be part of a file's name."""
+"""A name that can be part of a file name."""
 Label = Annotated[str, Field(max_length=200)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 RoundNumber = Annotated[int, Field(ge=0, lt=2**31)]
@@ -49,34 +49,34 @@ class Network(Protocol):
         ...
 
     def logits(self, branch: Branch) -> Callable[[Tensor], Tensor]:
-        """The branch as it is deployed, a function of pixels: what decides whether a sample is right."""
+        """The branch as deployed, a function of pixels: it decides whether a sample is classified correctly."""
         ...
 
     def surface(self, branch: Branch, example: Tensor) -> Callable[[Tensor], Tensor]:
-        """The same function up to rounding, for an adversary to differentiate at inputs such as these."""
+        """The same function up to rounding, for an attack to differentiate at inputs like this one."""
         ...
 
 
 class Question(Protocol):
-    """Something to find out about a client's network on its held-out samples.
+    """A question about a client's network on its held-out samples.
 
-    Its random numbers come from its text, `str(question)`, which must be the same in every process: a function's own
-    text holds its address in memory.
+    Its random numbers are derived from its text, `str(question)`, which must be the same in every process. The text of
+    a plain function contains a memory address, so it cannot be used.
     """
 
     @property
     def limit(self) -> int | None:
-        """It looks at the first so many samples; None: at all of them."""
+        """The number of first samples to use; None uses all."""
         ...
 
     def __call__(self, net: Network, samples: Samples, generator: Generator) -> dict[str, Tensor]:
-        """For each named answer one boolean per sample, in the order of the samples."""
+        """For each named answer, one boolean per sample, in the order of the samples."""
         ...
 
 
 @dataclass(frozen=True)
 class Round:
-    """What all clients of a round have in common; it travels once per round, not once per client."""
+    """What all clients of a round have in common; it is sent once per round, not once per client."""
 
     number: RoundNumber
     seed: Seed
@@ -86,11 +86,11 @@ class Round:
     batch_size: Annotated[int, Field(ge=2)]
     local_epochs: Annotated[int, Field(ge=1)]
     steps: Annotated[int, Field(ge=1)] | None = None
-    """Iterations every client runs instead of whole epochs, when data sizes differ; None means whole epochs."""
+    """Iterations that every client runs instead of whole epochs, if data sizes differ; None means whole epochs."""
     freeze: Count = 0
-    """So many of the network's first layers are left as they are (fine-tuning)."""
+    """The number of first layers that are not trained (fine-tuning)."""
     deadline_seconds: Annotated[float, Field(gt=0)] | None = None
-    """How long a client may take to answer; whoever runs the clients answers for a later one with a Failure."""
+    """How long a client may take to answer; after that the executor returns a Failure for it."""
 
 
 @dataclass(frozen=True)
@@ -105,25 +105,25 @@ class Train:
 
     @property
     def role(self) -> Role:
-        """The client's, which follows from its duty."""
+        """The client's role, which follows from its duty."""
         return self.duty.role
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Ask a client how many of its held-out samples it gets right, clean or attacked."""
+    """Ask a client which of its held-out samples it classifies correctly, clean or attacked."""
 
     client: ClientId
     personal: Tensors
     part: Literal["validation", "test"]
     questions: tuple[Question, ...]
     limit: Count | None = None
-    """Use only the first so many samples; None uses all."""
+    """Use only this many first samples; None uses all."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A client's answer to Train: its new weights, its own batch norm, and how it went."""
+    """A client's answer to Train: its new weights, its own batch norm, and metrics."""
 
     client: ClientId
     round: RoundNumber
@@ -135,7 +135,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Answers:
-    """A client's answer to Evaluate: for each question, which samples it got right, in the order of its data."""
+    """A client's answer to Evaluate: for each question, which samples are correct, in the order of its data."""
 
     client: ClientId
     round: RoundNumber
@@ -144,7 +144,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that did not work out, and why: the client raised, hung or died, or what it sent cannot be used."""
+    """A failed job and its cause: the client raised, hung or died, or its answer cannot be used."""
 
     client: ClientId
     round: RoundNumber
@@ -156,22 +156,22 @@ Job: TypeAlias = Train | Evaluate
 Result: TypeAlias = Upload | Answers | Failure
 
 Execute: TypeAlias = Callable[[Round, Iterable[Job]], Iterator[Result]]
-"""Has the clients do their jobs. Answers may come in any order. Those that are late, come twice, cannot be used or
-never come are the server's concern: an executor raises only if it cannot run clients at all."""
+"""Runs the clients' jobs. Answers may arrive in any order. The server handles answers that are late, repeated, unusable
+or missing: an executor raises only if it cannot run clients at all."""
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """All that the server remembers between rounds; together with the experiment it decides the rest of the run."""
+    """Everything that the server keeps between rounds; with the experiment it determines the rest of the run."""
 
     round: int
-    """Rounds that are finished."""
+    """The number of finished rounds."""
     shared: Tensors
     personal: dict[str, Tensors]
-    """Each client's batch norm. The server's copy is the authoritative one."""
+    """Each client's batch norm. The server's copy is authoritative."""
     reported: dict[str, int] = field(default_factory=dict)
     """The last round each client reported in. Clients that never did do not donate statistics."""
     velocity: Tensors = field(default_factory=dict)
-    """How far the shared weights went in the last round, for methods with momentum; empty for all others."""
+    """The change of the shared weights in the last round, for methods with momentum; empty for all others."""
     missed: dict[str, int] = field(default_factory=dict)
-    """How often in a row a client was asked and gave no answer that counted; without those that have missed nothing."""
+    """How many times in a row each client was asked without a valid answer; clients with 0 are not listed."""

@@ -1,4 +1,4 @@
-"""When who trains: the rounds of a run, their phases, participants, steps and learning rate."""
+"""Which clients train when: the rounds of a run, their phases, participants, steps and learning rate."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from fedrbn.types import Member, Role
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of rounds with the same participants; fine-tuning has two."""
+    """Consecutive rounds with the same participants; fine-tuning has two phases."""
 
     start: int
     rounds: int
     roles: frozenset[Role] = frozenset(Role)
     """Who takes part."""
     iterations: int | None = None
-    """Steps that every client takes in all of the phase; None is whole rounds."""
+    """Total steps of every client in the phase; None means whole rounds."""
     freeze: int = 0
-    """So many of the network's first layers are left as they are."""
+    """The number of first layers that are not trained."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """All rounds of a run. It follows from who takes part and the settings, and knows nothing of weights."""
+    """All rounds of a run. It depends on the members and the settings, not on weights."""
 
     members: tuple[Member, ...]
     method: Method
     train: TrainConfig
     seed: int
     participants: int | None = None
-    """Clients sampled per round without replacement; None takes all."""
+    """Clients sampled per round without replacement; None uses all."""
     equal_sizes: bool = True
-    """If False every client runs the mean number of iterations per epoch of all clients (unequal data)."""
+    """If False, every client runs the mean number of iterations per epoch of all clients (unequal data)."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -56,19 +56,19 @@ class Schedule:
 
     @property
     def rounds(self) -> int:
-        """How many rounds there are."""
+        """The number of rounds."""
         return sum(phase.rounds for phase in self.phases)
 
     def phase(self, number: int) -> Phase:
-        """The phase of a round, counted from 0; after the last round it is the last phase."""
+        """The phase of a round, counted from 0; after the last round, the last phase."""
         return [phase for phase in self.phases if phase.start <= number][-1]
 
     def may_choose(self, finished: int) -> bool:
-        """Whether the state after so many rounds is one that validation may choose: any of the last phase."""
+        """Whether validation may select the state after this many rounds: only states of the last phase."""
         return finished > self.phases[-1].start
 
     def lr(self, number: int) -> float:
-        """The learning rate of a round, counted from 0; a schedule starts anew in each phase."""
+        """The learning rate of a round, counted from 0; the schedule restarts in each phase."""
         rate = self.method.rate or self.train.lr
         if self.train.schedule == "constant":
             return rate
@@ -85,7 +85,7 @@ class Schedule:
         return [members[i] for i in sorted(chosen.tolist())]
 
     def steps(self, number: int = 0) -> int | None:
-        """The fixed number of iterations when sizes differ or iterations are counted; None means whole epochs."""
+        """The fixed number of iterations if data sizes differ or the phase sets them; None means whole epochs."""
         phase = self.phase(number)
         if phase.iterations is not None:
             usual = self._steps_per_round()

@@ -1,4 +1,4 @@
-"""Algorithm 2: the server's rounds, as a generator. Logging, validation, checkpoints and stopping are the caller's."""
+"""Algorithm 2: the server's rounds as a generator. The caller handles logging, validation, checkpoints and stopping."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedrbn.nets.state import tensors
 from fedrbn.types import Branch, Member, Role, Tensors
 
 _FAINTEST = 1e-12
-"""A donor is never forgotten altogether: where no other is left, its statistics are the best that there are."""
+"""A stale donor keeps at least this weight: if no other donor is left, its statistics are the best available."""
 
 
 @dataclass(frozen=True)
@@ -38,27 +38,27 @@ class RoundReport:
     clients: dict[str, dict[str, float]]
     failures: tuple[Failure, ...] = ()
     moved: dict[str, Movement] = field(default_factory=dict)
-    """How far each client's update went, and in which layer most."""
+    """The size of each client's update, and the layer that moved most."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the server does: with whom, by which method, for how many rounds."""
+    """What the server does: which clients, which method, how many rounds."""
 
     members: tuple[Member, ...]
     method: Method
     names: Layout
-    """Which tensors of the network are shared, and which stay with their client."""
+    """Which tensors of the network are shared and which stay with their client."""
     train: TrainConfig
     seed: int
     participants: int | None = None
-    """Clients sampled per round without replacement; None takes all."""
+    """Clients sampled per round without replacement; None uses all."""
     equal_sizes: bool = True
-    """If False every client runs the mean number of iterations per epoch of all clients (unequal data)."""
+    """If False, every client runs the mean number of iterations per epoch of all clients (unequal data)."""
     aggregate: Aggregate = mean
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     silenced: frozenset[str] = frozenset()
-    """AT users whose statistics nobody receives, because whoever runs the server does not trust them."""
+    """AT users that do not donate statistics, because the operator of the server does not trust them."""
 
     def __post_init__(self) -> None:
         asked = min(self.participants or len(self.members), len(self.members))
@@ -85,12 +85,12 @@ class Plan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """When who trains."""
+        """Which clients train when."""
         return Schedule(self.members, self.method, self.train, self.seed, self.participants, self.equal_sizes)
 
 
 def initial_state(net: DualNet, plan: Plan) -> ServerState:
-    """Before the first round: everybody has the initial network."""
+    """The state before the first round: all clients have the initial network."""
     values = tensors(net)
 
     def copied(names: frozenset[str]) -> Tensors:
@@ -104,7 +104,7 @@ def initial_state(net: DualNet, plan: Plan) -> ServerState:
 
 
 def misfit(state: ServerState, net: DualNet, plan: Plan) -> str | None:
-    """What in a state is not of this network and these members; None if it fits."""
+    """What in a state does not match this network and these members; None if it matches."""
     fresh = initial_state(net, plan)
     strangers = sorted(fresh.personal.keys() - state.personal.keys())
     if strangers:
@@ -125,7 +125,7 @@ def _sized(shape: torch.Size | None) -> str:
 
 
 def federate(state: ServerState, plan: Plan, execute: Execute) -> Iterator[tuple[ServerState, RoundReport]]:
-    """Algorithm 2 from `state` on: yields the state after each round, and a report of that round."""
+    """Algorithm 2 starting from `state`: yields the state after each round and a report of that round."""
     while state.round < plan.schedule.rounds:
         state, report = play_round(state, plan, execute)
         yield state, report
@@ -134,8 +134,8 @@ def federate(state: ServerState, plan: Plan, execute: Execute) -> Iterator[tuple
 def play_round(state: ServerState, plan: Plan, execute: Execute) -> tuple[ServerState, RoundReport]:
     """The body of Algorithm 2: one round, from the state before it to the state after it.
 
-    It goes on without the clients that fail, as long as `faults.min_clients` of them answer. With fewer it asks the
-    others again or raises `TooFewClientsError`, as `faults.on_too_few` says.
+    It continues without the clients that fail, as long as `faults.min_clients` of them answer. With fewer it asks the
+    others again or raises `TooFewClientsError`, depending on `faults.on_too_few`.
     """
     round_ = round_of(state, plan)
     asked = plan.schedule.sample(state.round)
@@ -146,7 +146,7 @@ def play_round(state: ServerState, plan: Plan, execute: Execute) -> tuple[Server
 
 
 def round_of(state: ServerState, plan: Plan) -> Round:
-    """What all clients need to know of the round after this state."""
+    """What all clients need to know about the round after this state."""
     schedule = plan.schedule
     return Round(
         number=state.round,
@@ -165,7 +165,7 @@ def round_of(state: ServerState, plan: Plan) -> Round:
 def _contributions(
     collector: UploadCollector, round_: Round, state: ServerState, asked: list[Member], plan: Plan, execute: Execute
 ) -> Iterator[Contribution]:
-    """What the clients contribute; those that failed are asked again while there are too few and it pays to wait."""
+    """The clients' contributions; failed clients are asked again while there are too few and waiting is enabled."""
     jobs = {member.id: _train_job(state, member, plan) for member in asked}
     yield from collector.contributions(execute(round_, jobs.values()))
     while lacking := shortage(plan.faults, asked, collector.personal):
@@ -176,7 +176,7 @@ def _contributions(
 
 
 def _upload_checks(state: ServerState, asked: list[Member], plan: Plan) -> dict[str, UploadCheck]:
-    """What each client's upload is looked at with."""
+    """The check for each client's upload."""
     lengths = {name: length(tensor) for name, tensor in state.shared.items()}
     checks, place = {}, scratch()
     for member in asked:
@@ -199,7 +199,7 @@ def _train_job(state: ServerState, member: Member, plan: Plan) -> Train:
 
 
 def _moved(state: ServerState, shared: Tensors, plan: Plan) -> ServerState:
-    """The state with the round's weights, carried on by the method's momentum if it has one; a phase starts at rest."""
+    """The state with the round's weights, plus the method's momentum if it has one; a phase starts without momentum."""
     if not plan.method.momentum:
         return replace(state, shared=shared)
     statistics = {name for layer in plan.names.batch_norms for name in layer.statistics}
@@ -210,7 +210,7 @@ def _moved(state: ServerState, shared: Tensors, plan: Plan) -> ServerState:
 
 
 def _next_state(state: ServerState, asked: list[Member], uploaded: dict[str, Tensors], plan: Plan) -> ServerState:
-    """Store what each client uploaded of its batch norm, then re-estimate the BN_a of every ST user (Eqs. 3-4)."""
+    """Store each client's uploaded batch norm, then re-estimate the BN_a of every ST user (Eqs. 3-4)."""
     number = state.round + 1
     personal = state.personal | {client: state.personal[client] | own for client, own in uploaded.items()}
     silent = {member.id: state.missed.get(member.id, 0) + 1 for member in asked if member.id not in uploaded}
@@ -227,13 +227,13 @@ def _next_state(state: ServerState, asked: list[Member], uploaded: dict[str, Ten
 
 
 def donors(state: ServerState, plan: Plan) -> list[str]:
-    """AT users, on whatever share of their batches, that have reported statistics of adversarial inputs."""
+    """AT users, with any share of adversarial batches, that have reported statistics of adversarial inputs."""
     heard = state.reported.keys() - plan.silenced
     return [member.id for member in plan.members if member.id in heard and has_own_noised(state, plan, member)]
 
 
 def has_own_noised(state: ServerState, plan: Plan, member: Member) -> bool:
-    """Whether a client has trained a BN_a: an AT user that has reported, and not only batches of standard training."""
+    """Whether a client has trained a BN_a: an AT user that has reported after adversarial batches."""
     if member.role is Role.ST or member.id not in state.reported:
         return False
     if member.duty.at_share == 1:
@@ -244,7 +244,7 @@ def has_own_noised(state: ServerState, plan: Plan, member: Member) -> bool:
 
 
 def propagated(state: ServerState, plan: Plan, receivers: Sequence[str]) -> dict[str, Tensors]:
-    """Eqs. 3-4 for these receivers in this state: their estimated BN_a, by name; nothing if nobody can give one."""
+    """Eqs. 3-4 for these receivers in this state: their estimated BN_a, by name; empty if there are no donors."""
     givers, settings = donors(state, plan), plan.method.propagation
     if settings is None or not givers:
         return {}
@@ -262,9 +262,9 @@ def donor_weights(state: ServerState, plan: Plan, receivers: Sequence[str]) -> t
 
 
 def freshness(state: ServerState, plan: Plan, receivers: Sequence[str]) -> DonorFreshness:
-    """Receivers that have not trained yet, and what each stale donor's weight in Eq. 4 is multiplied by.
+    """Receivers that have not trained yet, and the factor for each stale donor's weight in Eq. 4.
 
-    That is ½ per `faults.stale_half_life` missed answers. A client that was merely not sampled has missed nothing.
+    The factor is ½ per `faults.stale_half_life` missed answers. A client that was not sampled has missed nothing.
     """
     stale = {client: state.missed[client] for client in donors(state, plan) if client in state.missed}
     half_life = plan.faults.stale_half_life

@@ -18,7 +18,7 @@ METRICS = ("RA", "SA")
 
 
 def grouped(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[Number | None]]) -> None:
-    """For each group one bar for each series; what is missing leaves a gap."""
+    """One bar per series in each group; missing values leave a gap."""
     marks, width = style.marks(list(bars)), 0.84 / len(bars)
     for index, (name, numbers) in enumerate(bars.items()):
         there = [(at, n, n.mean) for at, n in enumerate(numbers) if n is not None and n.mean is not None]
@@ -84,7 +84,7 @@ def ratio_domainnet(request: Request) -> Figure:
 
 
 def domain_wise(request: Request) -> Figure:
-    """RA and SA by domain, of the experiment's methods or of the runs that are named."""
+    """RA and SA by domain, for the experiment's methods or for the given runs."""
     if request.runs:
         return _domains_of_runs(request.runs)
     table = results(request, "domain-wise")

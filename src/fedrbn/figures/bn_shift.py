@@ -1,7 +1,7 @@
-"""How far an attack moves what each batch-norm layer sees, under both threat models: what BN_a has to carry.
+"""How far an attack moves the input of each batch-norm layer, under both threat models: what BN_a has to represent.
 
-The numbers, and their definition, are those of fedrbn.reproduce.bn_shift. Each run is measured under the threat model
-that it was trained with.
+fedrbn.reproduce.bn_shift defines and computes the numbers. Each run is measured under the threat model that it was
+trained with.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.runs.directory import RunDirectory
 
 CELL = "Digits/FedRBN λ=0.5/20 %"
-"""The benchmark's run that is measured unless others are named."""
+"""The default: a run of the benchmark."""
 PANELS = {"random": "random network", "trained": "trained network", "stored": "stored: BN_a against BN_c"}
 LOOKS = {"pixel": Mark(style.BLUE, "o"), "authors-release": Mark(style.VERMILION, "s")}
 YARDSTICK = Mark(style.GREY, "")
@@ -31,20 +31,20 @@ KINDS = {"mean": "mean shift |μ̃ − μ| / σ", "variance": "variance shift |l
 
 
 def bn_shift(request: Request) -> Figure:
-    """A column for each network, mean shifts above and variance shifts below."""
+    """A column for each network, with mean shifts above and variance shifts below."""
     threats: tuple[Threat, ...] = get_args(Threat)
     runs = request.runs or tuple(trained_run(replace(request, threat=threat), CELL) for threat in threats)
     by_threat: dict[str, Path] = {RunDirectory.open(path).experiment().attack.threat: path for path in runs}
     if len(by_threat) < len(runs):
         raise FigureError(
-            f"got {len(runs)} runs of {' and '.join(by_threat)}; expected at most one of each threat model, which are "
-            f"{' and '.join(LOOKS)}. Name fewer with --run."
+            f"got {len(runs)} runs of {' and '.join(by_threat)}; expected at most one of each threat model, "
+            f"{' and '.join(LOOKS)}. Give fewer with --run."
         )
     return drawn({threat: measure(path) for threat, path in by_threat.items()}, by_threat)
 
 
 def drawn(found: Mapping[str, Mapping[str, float]], runs: Mapping[str, Path]) -> Figure:
-    """The figure of these shifts, by threat model."""
+    """The figure for these shifts, by threat model."""
     figure = style.page(style.TEXT, 4.3)
     panels = figure.subplots(2, len(PANELS), sharex=True, sharey="row", squeeze=False)
     for row, (kind, label) in zip(panels, KINDS.items(), strict=True):
@@ -57,7 +57,7 @@ def drawn(found: Mapping[str, Mapping[str, float]], runs: Mapping[str, Path]) ->
     figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))
     below = (
         "Input of each batch-norm layer for clean and attacked images, mean over channels and domains; bands reach "
-        f"from the lowest to the highest domain; at most {IMAGES} held-out images of one user for each domain. Grey: "
+        f"from the lowest to the highest domain; at most {IMAGES} held-out images of one user per domain. Grey: "
         "clean images of two domains instead. Log scale."
     )
     return style.finish(figure, " ".join([below, *(f"Run: {described(path)}." for path in runs.values())]))
@@ -72,7 +72,7 @@ def _panel(axes: Axes, network: str, kind: str, found: Mapping[str, Mapping[str,
 
 
 def _line(axes: Axes, numbers: Mapping[str, float], network: str, kind: str, mark: Mark, label: str) -> None:
-    """One network's layers in order; nothing if it was not measured, as BN_a without dual batch norm."""
+    """One network's layers in order; nothing if it was not measured, such as BN_a without dual batch norm."""
     layers = [int(text.split(" ")[2]) for text in numbers if text.startswith(f"shift {network} ") and " mean" in text]
     if not layers:
         return

@@ -43,7 +43,7 @@ def _numbers(experiment: str, title: str, place: str, draw: Callable[[Request], 
 
 FIGURES: Mapping[str, Entry] = {
     "highlight": _numbers(
-        "highlight", "RA over the share of AT users, ours beside the paper's", "fig:highlight", lines.highlight
+        "highlight", "RA over the share of AT users, ours and the paper's", "fig:highlight", lines.highlight
     ),
     "single-domain": _numbers(
         "single-domain", "RA and SA by the only AT domain", "fig:benchmark_O2M", bars.single_domain

@@ -1,4 +1,4 @@
-"""Validation over rounds, from the lines that runs write."""
+"""Validation over rounds, from the records of runs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Curve:
 
 
 def scores(path: Path) -> dict[int, float]:
-    """The validation score in % after each round that was validated."""
+    """The validation score in % after each validated round."""
     found = records.rounds(RunDirectory.open(path))
     validated = {record.round: record.validated("score") for record in found}
     return {number: 100 * score for number, score in validated.items() if score is not None}
 
 
 def curve(paths: Sequence[Path]) -> Curve | None:
-    """Of runs that differ in their seed only; rounds that not all of them have reached are left out."""
+    """The curve of runs that differ only in their seed; rounds that not all of them have reached are left out."""
     found = [scores(path) for path in paths]
     rounds = sorted(set.intersection(*(set(own) for own in found))) if found else []
     if not rounds:
@@ -47,7 +47,7 @@ def curve(paths: Sequence[Path]) -> Curve | None:
 
 
 def store_curves(request: Request, table: Results) -> dict[tuple[str, str], Curve]:
-    """For each (row, column) of a table with one part the curve of its runs, where they are in the store."""
+    """For each (row, column) of a table with one part, the curve of its runs, if they are in the store."""
     runs = cell_runs(request, table.name, table.seeds)
     found = {(row, column): curve(paths) for (_, row, column), paths in runs.items()}
     return {cell: own for cell, own in found.items() if own is not None}
@@ -56,9 +56,9 @@ def store_curves(request: Request, table: Results) -> dict[tuple[str, str], Curv
 def draw_curves(
     axes: Axes, curves: Mapping[str, Curve], marks: Mapping[str, Mark], linestyle: str = "-", symbols: int = 1
 ) -> list[End]:
-    """Lines, each with a band from the lowest to the highest seed; returns their ends, to be named.
+    """Lines, each with a band from the lowest to the highest seed; returns their ends, which get the names.
 
-    A line of at most so many points has symbols: one through a single point cannot be seen.
+    A line with few points has symbols: a line through a single point would be invisible.
     """
     ends = []
     for name, own in curves.items():
@@ -73,7 +73,7 @@ def draw_curves(
 
 
 def convergence(request: Request) -> Figure:
-    """The validation score over rounds, of the experiment's methods or of the runs that are named."""
+    """The validation score over rounds, for the experiment's methods or for the given runs."""
     figure = style.page(style.COLUMN, 2.6)
     axes = figure.subplots()
     axes.set(xlabel="round", ylabel="validation in %")

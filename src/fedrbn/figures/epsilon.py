@@ -1,4 +1,4 @@
-"""Robust accuracy over ε as three adversaries see it: an evaluation through the wrong branch flatters.
+"""Robust accuracy over ε under three adversaries: an attack through the wrong branch overestimates robustness.
 
 The same trained networks, attacked through the branch that does not predict (a transfer attack), through the branch
 that predicts, and adaptively.
@@ -28,7 +28,7 @@ from fedrbn.runs.load import load
 from fedrbn.types import Branch
 
 SAMPLES = 40
-"""Most test images of a client."""
+"""Maximum test images of a client."""
 EPSILONS = (2, 4, 8, 12, 16)
 """In 1/255 of the pixel range."""
 STEPS = 20
@@ -38,14 +38,14 @@ LOOKS = {OTHER: Mark(style.VERMILION, "s"), PREDICTING: Mark(style.SKY, "o"), AD
 
 @dataclass(frozen=True)
 class Withstood:
-    """Shares of images that are right without an attack, and under each adversary."""
+    """Shares of images that are classified correctly without an attack and under each adversary."""
 
     clean: float
     attacked: dict[str, float]
 
 
 def withstood(net: DualNet, samples: Samples, attack: LogitsAttack) -> Withstood:
-    """What one client's network, which predicts with BN_a, makes of an attack."""
+    """The result of an attack on one client's network, which predicts with BN_a."""
     random = torch.Generator().manual_seed(1)
     answers = Accuracy(Branch.NOISED, "a", attack, adaptive=True)(net, samples, random)
     x, y = samples.pixels(slice(None))
@@ -58,10 +58,10 @@ def withstood(net: DualNet, samples: Samples, attack: LogitsAttack) -> Withstood
 
 
 def curves(path: Path) -> dict[str, list[float]]:
-    """For each adversary the accuracy in %, mean over clients, at ε = 0 and at each of EPSILONS."""
+    """For each adversary, the accuracy in %, mean over clients, at ε = 0 and at each of EPSILONS."""
     trained, assembly = load(path), assemble(RunDirectory.open(path).experiment())
     if not any(names.branch is Branch.NOISED for names in batch_norms(trained.net)):
-        raise FigureError(f"got run {path}, whose networks have one branch only; expected a run of fedrbn.")
+        raise FigureError(f"got run {path}, whose networks have only one branch; expected a run of fedrbn.")
     found: dict[str, list[float]] = {name: [] for name in LOOKS}
     for eps in EPSILONS:
         attack = Untargeted(PGD(eps=eps / 255, steps=STEPS, step_size=eps / 255 / 4))
@@ -75,7 +75,7 @@ def curves(path: Path) -> dict[str, list[float]]:
 
 
 def epsilon(request: Request) -> Figure:
-    """Accuracy over ε of one run, as three adversaries see it."""
+    """Accuracy over ε of one run under three adversaries."""
     if not request.runs:
         raise FigureError("got no run; expected a directory: --run runs/demo/fedrbn-… (make demo trains one).")
     path = request.runs[0]
@@ -84,7 +84,7 @@ def epsilon(request: Request) -> Figure:
     ends = []
     for name, values in curves(path).items():
         mark, flattering = LOOKS[name], name == OTHER
-        wide = 4.0 if name == PREDICTING else 1.4  # the adaptive curve often lies on it
+        wide = 4.0 if name == PREDICTING else 1.4  # the adaptive curve often coincides with it
         axes.plot((0, *EPSILONS), values, "--" if flattering else "-", color=mark.colour, marker=mark.marker, lw=wide)
         ends.append(End(name, EPSILONS[-1], values[-1], mark.colour))
     axes.set(xlabel="ε in 1/255 of the pixel range", ylabel="accuracy in %, mean over clients", ylim=(0, 100))

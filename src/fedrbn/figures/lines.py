@@ -35,7 +35,7 @@ def leading_number(label: str) -> float:
 
 
 def points(numbers: Sequence[Number], labels: Sequence[str], whose: Whose = "ours") -> list[Point]:
-    """The numbers that are there, each at the quantity of its label."""
+    """The available numbers, each at the quantity of its label."""
     found = []
     for number, label in zip(numbers, labels, strict=True):
         y = number.mean if whose == "ours" else number.paper
@@ -46,7 +46,7 @@ def points(numbers: Sequence[Number], labels: Sequence[str], whose: Whose = "our
 
 
 def line(axes: Axes, found: Sequence[Point], mark: Mark, whose: Whose = "ours") -> None:
-    """A line with markers and error bars. The paper's are hollow and dashed."""
+    """A line with markers and error bars. The paper's lines are hollow and dashed."""
     ours = whose == "ours"
     axes.errorbar(
         [p.x for p in found],
@@ -62,7 +62,7 @@ def line(axes: Axes, found: Sequence[Point], mark: Mark, whose: Whose = "ours") 
 
 
 def over_columns(axes: Axes, table: Results, metric: str, whose: Whose = "ours") -> list[End]:
-    """One line for each row of a table over the quantity of its columns; returns the lines' ends, to be named."""
+    """One line per row of a table over the quantity of its columns; returns the lines' ends, which get the names."""
     marks, ends = style.marks(table.rows), []
     for row in table.rows:
         numbers = table.of(row=row, metric=metric)
@@ -75,7 +75,7 @@ def over_columns(axes: Axes, table: Results, metric: str, whose: Whose = "ours")
 
 
 def highlight(request: Request) -> Figure:
-    """RA over the share of AT users: ours, and the paper's numbers beside them on the same scale."""
+    """RA over the share of AT users: our numbers and the paper's side by side, on the same scale."""
     table = results(request, "highlight")
     figure = style.page(style.TEXT, 2.6)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -107,13 +107,13 @@ def participants(request: Request) -> Figure:
 
 
 def _shades(count: int) -> list[Mark]:
-    """So many series of one kind in an order: from light to dark."""
+    """Marks for this many ordered series of one kind: from light to dark."""
     shades = ("#5aaede", "#2f86c1", "#005f96", "#002f4d")
     return [Mark(shades[min(index, len(shades) - 1)], "") for index in range(count)]
 
 
 def data_size(request: Request) -> Figure:
-    """RA and SA over the share of training images, and over the share of them that is held out."""
+    """RA and SA over the share of training images, and over the share that is held out."""
     table = results(request, "data-size")
     figure = style.page(style.TEXT, 4.4)
     panels = figure.subplots(len(table.parts), 2, squeeze=False)
@@ -153,12 +153,12 @@ def trade_off(request: Request) -> Figure:
 
 
 def curve_of(row: str) -> str:
-    """The trade-off curve that a row is a point of: its label without λ."""
+    """The trade-off curve that a row belongs to: its label without λ."""
     return re.sub(r" λ=[\d.]+", "", row)
 
 
 def plus(request: Request) -> Figure:
-    """RA over SA: FedRBN's trade-off curves by either branch, λ beside each point, and FedRBN+."""
+    """RA over SA: FedRBN's trade-off curves for both branches, with λ next to each point, and FedRBN+."""
     table = results(request, "plus").part("Digits")
     figure = style.page(style.TEXT, 3.2)
     panels = figure.subplots(1, len(table.columns), sharey=True, squeeze=False)[0]
@@ -176,11 +176,11 @@ def plus(request: Request) -> Figure:
         Line2D([], [], color=mark.colour, marker=mark.marker, linewidth=0.8, label=name) for name, mark in looks.items()
     ]
     figure.legend(handles=keys, loc="outside upper center", ncols=3)
-    return style.finish(figure, table.provenance("Beside the points of curves: λ. Up and to the right is better."))
+    return style.finish(figure, table.provenance("Next to the points of curves: λ. Up and to the right is better."))
 
 
 def _trade(axes: Axes, found: Sequence[tuple[str, Number, Number]], mark: Mark) -> None:
-    """One curve of RA over SA, with the deviations over seeds both ways."""
+    """One curve of RA over SA, with the standard deviations over seeds in both directions."""
     there = [
         (row, Point(sa.mean, ra.mean), sa.std or 0.0, ra.std or 0.0)
         for row, sa, ra in found
@@ -204,7 +204,7 @@ def _trade(axes: Axes, found: Sequence[tuple[str, Number, Number]], mark: Mark) 
 
 
 def users(request: Request) -> Figure:
-    """RA against SA for 25 to 200 users, larger marks for more, and how they converge with few and with many."""
+    """RA over SA for 25 to 200 users, with larger marks for more, and convergence with the fewest and most users."""
     table = results(request, "users")
     figure = style.page(style.TEXT, 2.8)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
@@ -217,7 +217,7 @@ def users(request: Request) -> Figure:
         left.plot(x, y, color=marks[row].colour, linewidth=0.7)
         left.scatter(x, y, sizes, marks[row].colour, marker=marks[row].marker, alpha=0.7)
     left.set(xlabel="SA in %", ylabel="RA in %")
-    left.set_title("marks grow with the users: " + ", ".join(f"{leading_number(c):g}" for c in table.columns))
+    left.set_title("larger marks: more users: " + ", ".join(f"{leading_number(c):g}" for c in table.columns))
     left.margins(0.15)
     left.legend(handles=[Line2D([], [], color=m.colour, marker=m.marker, label=row) for row, m in marks.items()])
     found_curves = store_curves(request, table)

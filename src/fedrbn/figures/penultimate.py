@@ -1,11 +1,11 @@
-"""What the layer before the last one sees: activations of three classes, projected onto the plane of their templates.
+"""Activations before the last layer: three classes, projected onto the plane of their templates.
 
 After Müller, Kornblith and Hinton (2019). The template of a class is its row w of the last layer's weights. Three of
 them span a plane; with the orthonormal e1 along w2 − w1 and e2 along the rest of w3 − w1, an activation h is drawn at
 
     (h · e1, h · e2)
 
-Classes that lie apart there are told apart by the last layer. The panels of a row show the same images; those of one
+The last layer can separate classes that are apart in this plane. The panels of a row show the same images; those of one
 run also share the plane.
 """
 
@@ -35,18 +35,18 @@ from fedrbn.runs.load import Trained, load
 from fedrbn.types import Branch, Role
 
 ADAPTED, TRAINED, TRANSFERRED = "Digits/FedRBN λ=0.5/MNIST", "Digits/FedRBN λ=0.5/All", "Digits/FedRBN λ=0/MNIST"
-"""Cells of the benchmark: BN_a from one domain with calibration, every user's own BN_a, from one domain without."""
+"""Cells of the benchmark: BN_a from one domain with calibration, each user's own BN_a, from one domain without."""
 STANDARD = "Digits/FATAvg/0 %"
-"""Cell of `highlight`: FedAvg without AT users, so the standard model."""
+"""Cell of `highlight`: FedAvg without AT users, which is the standard model."""
 CLASSES = (0, 1, 2)
 IMAGES = 400
-"""Most images of a domain."""
+"""Maximum images of a domain."""
 MARKERS = ("o", "^", "s")
 
 
 @dataclass(frozen=True)
 class View:
-    """A column of the figure: whose networks, through which branch."""
+    """A column of the figure: which networks, through which branch."""
 
     title: str
     run: Path
@@ -54,7 +54,7 @@ class View:
 
 
 def last_layer(net: nn.Module, classes: int) -> nn.Linear:
-    """The linear layer that makes the logits, found by type."""
+    """The linear layer that computes the logits, found by type."""
     found = [module for module in net.modules() if isinstance(module, nn.Linear)]
     if not found or found[-1].out_features != classes:
         raise FigureError(
@@ -71,13 +71,13 @@ def basis(templates: Tensor) -> Tensor:
     across = templates[2] - templates[0]
     second = across - (across @ first) * first
     length = second.norm()
-    if not length > 1e-6 * across.norm():  # written so that it also holds for nan, from two equal templates
+    if not length > 1e-6 * across.norm():  # this form is also true for NaN, from two equal templates
         raise FigureError("got three templates on one line; expected a plane through them. Train the network first.")
     return torch.stack([first, second / length], dim=1)
 
 
 def activations(net: DualNet, branch: Branch, x: Tensor, classes: int) -> Tensor:
-    """What goes into the last layer for these pixels."""
+    """The input of the last layer for these pixels."""
     kept: list[Tensor] = []
     handle = last_layer(net, classes).register_forward_pre_hook(lambda _, given: kept.append(given[0]))
     try:
@@ -100,7 +100,7 @@ def chosen_images(clients: Sequence[Client], seed: int) -> list[tuple[Client, Sa
 
 
 def standard_penultimate(request: Request) -> Figure:
-    """The model that nobody trained adversarially."""
+    """The model without adversarial training."""
     path = request.runs[0] if request.runs else trained_run(request, STANDARD, "highlight")
     trained = sum(member.role is Role.AT for member in load(path).plan.members)
     if trained:
@@ -115,11 +115,11 @@ def bn_penultimate(request: Request) -> Figure:
 
 
 def transfer_penultimate(request: Request) -> Figure:
-    """BN_a that every user trained itself, and BN_a that came from one domain."""
+    """BN_a that each user trained itself, and BN_a that came from one domain."""
     if request.runs and len(request.runs) != 2:
         raise FigureError(
             f"got {len(request.runs)} run(s); expected two: --run DIR where all users are AT users (BN_a trained), "
-            "then --run DIR where one domain's are (BN_a transferred)."
+            "then --run DIR where only the users of one domain are (BN_a transferred)."
         )
     paths = request.runs or tuple(trained_run(request, cell) for cell in (TRAINED, TRANSFERRED))
     titles = ("BN_a trained", "BN_a transferred")
@@ -127,7 +127,7 @@ def transfer_penultimate(request: Request) -> Figure:
 
 
 def by_domain(views: Sequence[View]) -> Figure:
-    """A row for each domain; for each view a column with clean images and one with attacked ones."""
+    """A row for each domain; for each view a column with clean images and one with attacked images."""
     runs = {view.run: _usable(view.run) for view in views}
     assembly = assemble(RunDirectory.open(views[0].run).experiment())
     federation, classes = assembly.federation, len(assembly.federation.classes)
@@ -175,7 +175,7 @@ def projected(
 
 
 def _draw(axes: Axes, found: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """The points of one panel in the colours and markers of their classes; none if a domain has no such images."""
+    """The points of one panel in the colours and markers of their classes; empty if a domain has no such images."""
     plane = torch.cat([torch.zeros(0, 2), *(points for points, _ in found)])
     labels = torch.cat([torch.zeros(0, dtype=torch.int64), *(own for _, own in found)])
     for label, marker, colour in zip(CLASSES, MARKERS, style.SERIES, strict=False):
@@ -186,7 +186,7 @@ def _draw(axes: Axes, found: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def _explained(figure: Figure, views: Sequence[View], classes: Sequence[str]) -> Figure:
-    """The figure with the key of classes, and the runs."""
+    """The figure with the legend of classes and the runs."""
     handles = figure.axes[0].get_lines()
     names = [f"class {classes[label]}" for label in CLASSES]
     figure.legend(handles, names, loc="outside upper left", ncols=len(CLASSES), markerscale=2.5, handletextpad=0.1)

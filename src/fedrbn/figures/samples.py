@@ -26,7 +26,7 @@ def samples(request: Request) -> Figure:
 
 
 def sheet(dataset: DataSet) -> Figure:
-    """Rows are domains, columns classes: the first training image of each; an empty place where there is none."""
+    """Rows are domains, columns classes: the first training image of each; empty if there is none."""
     rows, columns = len(dataset.domains), len(dataset.classes)
     figure = style.page(style.TEXT, 0.45 + 0.98 * style.TEXT / (columns + 1) * rows)
     panels = figure.subplots(rows, columns, squeeze=False)

@@ -1,4 +1,4 @@
-"""How many images each user has where sizes are drawn from a Dirichlet distribution."""
+"""The number of images per user when sizes are drawn from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST = 220.0
 
 
 def user_sizes(request: Request) -> Figure:
-    """The users of the experiment at a scale, or of a run; nothing has to be trained for it."""
+    """The users of the experiment at a scale, or of a run; no training is needed."""
     experiment = RunDirectory.open(request.runs[0]).experiment() if request.runs else _declared(request)
     return circles(without_images(experiment).plan.members, experiment)
 

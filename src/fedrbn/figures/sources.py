@@ -1,4 +1,4 @@
-"""What figures are drawn from: the numbers of an experiment, and the runs it consists of."""
+"""The sources of figures: the numbers of an experiment and its runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedrbn.reproduce.table_file import read_table
 from fedrbn.runs.directory import RunDirectory
 
 MOST_NAMED = 4
-"""Cells that were not run and are named; of more only the number is said."""
+"""Maximum number of missing cells that are listed; of further ones only the count is given."""
 
 
 PAPER_NAMES = {
@@ -27,7 +27,7 @@ PAPER_NAMES = {
     "fatprox": "FATProx",
     "local-at": "Local AT",
 }
-"""How experiments label methods, so that a method looks the same in every figure."""
+"""Labels of methods in experiments, so that a method looks the same in every figure."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,19 @@ class Request:
     """What to draw a figure from."""
 
     table: Path = Path("table.json")
-    """The numbers of the figure's experiment, as `fedrbn reproduce` writes them."""
+    """The file with the numbers of the figure's experiment, written by `fedrbn reproduce`."""
     store: Path = Path("runs")
     scale: str = "cpu"
     threat: Threat = "pixel"
     data: str | None = None
-    """The data that ran in place of the paper's, where they were asked for by name."""
+    """The data used in place of the paper's, if requested by name."""
     seeds: tuple[int, ...] | None = None
-    """None takes all seeds that the table has."""
+    """None uses all seeds of the table."""
     runs: tuple[Path, ...] = ()
-    """Run directories, for figures that can be drawn from runs; none takes those of the experiment."""
+    """Run directories, for figures that can be drawn from runs; empty uses those of the experiment."""
 
     def command(self, experiment: str, only: str = "") -> str:
-        """The command that makes what this request needs of an experiment."""
+        """The command that creates what this request needs from an experiment."""
         return experiment_cells.command(
             experiment,
             self.scale,
@@ -83,7 +83,7 @@ class Results:
 
     @property
     def rows(self) -> list[str]:
-        """Labels of rows of which something was run or printed."""
+        """Labels of rows with measured or printed numbers."""
         return list(dict.fromkeys(n.row for n in self.numbers if n.mean is not None or n.paper is not None))
 
     @property
@@ -102,7 +102,7 @@ class Results:
         return [number for number in wanted if column is None or number.column == column]
 
     def provenance(self, *remarks: str) -> str:
-        """Where the numbers are from and which are missing, for the footnote."""
+        """The source of the numbers and what is missing, for the footnote."""
         seeds = ", ".join(map(str, self.seeds))
         spread = f"mean ± standard deviation over seeds {seeds}" if len(self.seeds) > 1 else f"seed {seeds}"
         said = [f"{self.title}. Ours: scale {self.scale}, threat model {self.threat}, {spread}."]
@@ -112,14 +112,14 @@ class Results:
 
 
 def _stand_in(data: str) -> str:
-    """Which data ran in place of the paper's, domain by domain."""
+    """The data used in place of the paper's, per domain."""
     declared, names = next((old, names) for (old, used), names in experiment_cells.STAND_INS.items() if used == data)
     pairs = ", ".join(f"{new} for {old}" for old, new in names.items())
     return f"Run on {data} in place of the paper's {declared} ({pairs})."
 
 
 def _left_out(numbers: Sequence[Number]) -> list[str]:
-    """What is not drawn: what was not run, and apart from it what diverged."""
+    """What is not drawn: numbers that were not run, and separately those that diverged."""
     empty = [number for number in numbers if number.mean is None]
     groups = {
         "Not run and left out": [number for number in empty if not number.stopped],
@@ -134,7 +134,7 @@ def _left_out(numbers: Sequence[Number]) -> list[str]:
 
 
 def results(request: Request, experiment: str) -> Results:
-    """The numbers that the request's table has, of the seeds that it asks for."""
+    """The numbers in the request's table, for the requested seeds."""
     if not request.table.is_file():
         raise FigureError(
             f"got no {request.table}; expected the numbers of {experiment}. Make them: {request.command(experiment)}"
@@ -142,7 +142,7 @@ def results(request: Request, experiment: str) -> Results:
     try:
         content = read_table(request.table)
     except StorageError as error:
-        raise FigureError(f"{error} Write it anew: {request.command(experiment)}") from None
+        raise FigureError(f"{error} Write it again: {request.command(experiment)}") from None
     found = Results(
         name=content.name,
         title=content.title,
@@ -154,7 +154,7 @@ def results(request: Request, experiment: str) -> Results:
     )
     if found.name != experiment or all(number.mean is None for number in found.numbers):
         raise FigureError(
-            f"got {request.table} of {found.name} without a number of ours to draw; expected {experiment} with "
+            f"got {request.table} of {found.name} without our own numbers to draw; expected {experiment} with "
             f"finished runs. Make them: {request.command(experiment)}"
         )
     return found
@@ -165,14 +165,14 @@ def _wanted(request: Request, seeds: Iterable[int]) -> tuple[int, ...]:
 
 
 def _restricted(number: Number, request: Request) -> Number:
-    """A number of the seeds that are asked for."""
+    """A number restricted to the requested seeds."""
     seeds = {seed: number.seeds[seed] for seed in _wanted(request, number.seeds)}
     stopped = {seed: number.stopped[seed] for seed in _wanted(request, number.stopped)}
     return replace(number, seeds=seeds, stopped=stopped)
 
 
 def cell_runs(request: Request, experiment: str, seeds: Sequence[int]) -> dict[tuple[str, str, str], list[Path]]:
-    """For each (part, row, column) of an experiment the directories of its runs that have a finished round."""
+    """For each (part, row, column) of an experiment, the directories of its runs with at least one finished round."""
     scale = SCALES[request.scale]
     cells = experiment_cells.cells(
         declarations.read(experiment), scale, seeds, threat=request.threat, data=request.data
@@ -185,7 +185,7 @@ def cell_runs(request: Request, experiment: str, seeds: Sequence[int]) -> dict[t
 
 
 def trained_run(request: Request, cell: str, experiment: str = "benchmark") -> Path:
-    """The finished run of one cell of an experiment, PART/ROW/COLUMN, of the first seed that is asked for."""
+    """The finished run of one cell of an experiment, PART/ROW/COLUMN, with the first requested seed."""
     seed = (request.seeds or (1,))[0]
     (chosen,) = experiment_cells.cells(
         declarations.read(experiment),
@@ -198,14 +198,14 @@ def trained_run(request: Request, cell: str, experiment: str = "benchmark") -> P
     path = reading.directory(chosen.runs[0], request.store)
     if reading.evaluation(path) is None:
         raise FigureError(
-            f"got no finished run {path}; expected that of {cell} in {experiment}. Make it: "
-            f"{replace(request, seeds=(seed,)).command(experiment, cell)} – or name a run directory with --run."
+            f"got no finished run {path}; expected the run of {cell} in {experiment}. Create it: "
+            f"{replace(request, seeds=(seed,)).command(experiment, cell)} – or give a run directory with --run."
         )
     return path
 
 
 def run_names(paths: Sequence[Path]) -> dict[Path, str]:
-    """Runs by their method where that tells them apart, else by their directory."""
+    """Runs named by their method if the names differ, else by their directory."""
     methods = {path: RunDirectory.open(path).experiment().method.name for path in paths}
     if len(set(methods.values())) == len(paths):
         return {path: PAPER_NAMES.get(method, method) for path, method in methods.items()}
@@ -213,7 +213,7 @@ def run_names(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def described(path: Path) -> str:
-    """A run in the words of its config, for a footnote."""
+    """A description of a run from its config, for a footnote."""
     experiment = RunDirectory.open(path).experiment()
     method, data, train = experiment.method, experiment.data, experiment.train
     lam = f" (λ = {method.lam:g})" if method.lam is not None else ""

@@ -1,4 +1,4 @@
-"""Users' batch-norm statistics in two dimensions: how far domains, and clean and adversarial inputs, lie apart.
+"""Users' batch-norm statistics in two dimensions: distances between domains and between clean and adversarial inputs.
 
 Each panel is a principal component analysis of one layer's means (or variances): one row for each user and branch, one
 column for each channel. Circles are BN_c, crosses the BN_a of AT users, plus signs the BN_a that was estimated for ST
@@ -27,22 +27,22 @@ from fedrbn.runs.load import Trained, load
 from fedrbn.types import Branch, Role
 
 ALL_AT = "Digits/FedRBN λ=0.5/All"
-"""The benchmark's run in which every user trains adversarially, as in the paper's figure."""
+"""The benchmark's run in which all users train adversarially, as in the paper's figure."""
 ACROSS = 5
-"""Layers side by side; networks with more have further rows."""
+"""Layers per row; networks with more layers have further rows."""
 KINDS = {"o": "BN_c", "x": "BN_a, trained", "+": "BN_a, estimated"}
 
 
 @dataclass(frozen=True)
 class Dot:
-    """Whose statistics a point of a panel is."""
+    """The user and branch of a point in a panel."""
 
     domain: str
     marker: str
 
 
 def pca(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[float, float]]:
-    """Rows in the plane of their two largest principal components, and the shares of variance that these explain.
+    """Rows in the plane of their first two principal components, and the shares of variance that these explain.
 
     The sign of an axis is arbitrary: it is chosen so that the largest coefficient of its component is positive.
     """
@@ -63,13 +63,13 @@ def layers(norms: Sequence[BNNames]) -> list[str]:
 
 
 def points(trained: Trained, layer: str, variance: bool) -> tuple[NDArray[np.float64], list[Dot]]:
-    """One layer's means (or variances) of every user that took part: a row for each user and branch."""
+    """One layer's means (or variances) for every user that took part: a row for each user and branch."""
     rows, dots = [], []
     for names in batch_norms(trained.net):
         if names.layer != layer:
             continue
         for member in trained.plan.members:
-            # Initial statistics say nothing: neither a user's that never took part, nor a BN_a that nobody filled.
+            # Initial statistics carry no information: of a user that never took part, or of a BN_a without an estimate.
             filled = predicting_branch(trained.plan, trained.state, member) is Branch.NOISED
             if member.id not in trained.state.reported or (names.branch is Branch.NOISED and not filled):
                 continue
@@ -95,7 +95,7 @@ def draw(axes: Axes, plane: NDArray[np.float64], dots: Sequence[Dot], colours: d
 
 
 def bn_pca(request: Request) -> Figure:
-    """All layers of one run: for every five of them means above and variances below."""
+    """All layers of one run: for every five of them, means above and variances below."""
     path = request.runs[0] if request.runs else trained_run(request, ALL_AT)
     return of_run(path)
 
@@ -111,7 +111,7 @@ def of_run(path: Path) -> Figure:
     panels = figure.subplots(2 * bands, min(ACROSS, len(chosen)), squeeze=False)
     seen: set[str] = set()
     for axes in panels[-2:, len(chosen) - ACROSS * (bands - 1) :].flat:
-        axes.set_axis_off()  # the last band is not full
+        axes.set_axis_off()  # the last row is not full
     for index, layer in enumerate(chosen):
         band, column = divmod(index, ACROSS)
         for row, kind in enumerate(("mean", "variance"), start=2 * band):

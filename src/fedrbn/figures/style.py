@@ -1,7 +1,7 @@
-"""One look for all figures: sizes of a page's columns, colours that colour-blind people tell apart, labels on lines.
+"""The common style of figures: column widths, colours that colour-blind readers can distinguish, labels on lines.
 
-The colours are those of Okabe and Ito, without the yellow and the orange that are too pale for text on white. No figure
-relies on colour alone: markers, hatches or labels say the same.
+The colours are those of Okabe and Ito, without the yellow and the orange, which are too pale for text on white. No
+figure relies on colour alone: markers, hatches or labels carry the same information.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLUE, VERMILION, GREEN, PURPLE, SKY, BROWN, GREY = (
 )  # fmt: skip
 SERIES = (BLUE, VERMILION, GREEN, PURPLE, SKY, BROWN, GREY)
 _CHARACTERS_PER_INCH = 24.5
-"""Of the footnote's type; a little fewer than fit."""
+"""Characters of the footnote per inch; slightly fewer than fit."""
 _LOOK: Mapping[str, object] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -50,14 +50,14 @@ _LOOK: Mapping[str, object] = {
     "legend.frameon": False,
     "legend.fontsize": 7,
     "hatch.linewidth": 0.5,
-    "svg.fonttype": "none",  # text stays text: it can be searched, read aloud and checked
+    "svg.fonttype": "none",  # text stays text: it can be searched, read by screen readers and tested
     "svg.hashsalt": "fedrbn",  # ids of clip paths are the same in every run
 }
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How one series looks, wherever it is drawn."""
+    """The look of one series in all figures."""
 
     colour: str
     marker: str
@@ -75,18 +75,18 @@ METHODS: Mapping[str, Mark] = {
 
 
 SHORT = {"FedRBN without propagation": "FedRBN, no prop."}
-"""Names that are too long to stand at the end of a line."""
+"""Short forms of names that are too long for the end of a line."""
 
 
 def marks(names: Sequence[str]) -> dict[str, Mark]:
-    """A mark for each series: the methods of the paper always have theirs, others take what is left."""
+    """A mark for each series: the paper's methods have fixed marks, others get the remaining ones."""
     left = iter([mark for name, mark in METHODS.items() if name not in names] + [Mark(BROWN, "P", "++")] * len(names))
     return {name: METHODS[name] if name in METHODS else next(left) for name in names}
 
 
 @contextmanager
 def applied(changes: Mapping[str, object] | None = None) -> Iterator[None]:
-    """Draw and save in this look, or in one with changes; nothing stays switched afterwards."""
+    """Draw and save in this style, with optional changes; matplotlib's settings are restored afterwards."""
     look: dict[str, Any] = {**_LOOK, **(changes or {})}
     with mpl.rc_context(look):  # type: ignore[arg-type]  # keys are names of settings, which stubs enumerate
         yield
@@ -101,7 +101,7 @@ def page(width: float, height: float) -> Figure:
 
 @dataclass(frozen=True)
 class End:
-    """The last point of a line, which carries the line's name."""
+    """The last point of a line, where the line's name is written."""
 
     text: str
     x: float
@@ -110,7 +110,7 @@ class End:
 
 
 def finish(figure: Figure, note: str, ends: Mapping[Axes, Sequence[End]] | None = None) -> Figure:
-    """Write where the numbers are from in small type below everything, then the names of lines at their ends."""
+    """Write the source of the numbers in small type at the bottom, then the names of lines at their ends."""
     lines = textwrap.fill(note, int(figure.get_figwidth() * _CHARACTERS_PER_INCH), break_on_hyphens=False)
     figure.supxlabel(lines, fontsize=5.5, color="#555555", x=0.01, ha="left")
     name_ends(ends or {})
@@ -118,7 +118,7 @@ def finish(figure: Figure, note: str, ends: Mapping[Axes, Sequence[End]] | None 
 
 
 def name_ends(ends: Mapping[Axes, Sequence[End]]) -> None:
-    """Write the names of lines at their ends, with all else in its place: only then is the size of the axes known."""
+    """Write the names of lines at their ends, after everything else: only then is the size of the axes known."""
     for figure in {root for axes in ends if (root := axes.get_figure(root=True)) is not None}:
         figure.draw_without_rendering()
     for axes, found in ends.items():
@@ -146,7 +146,7 @@ def _label_ends(axes: Axes, ends: Sequence[End]) -> None:
 def spread(positions: Sequence[float], gap: float) -> list[float]:
     """The positions moved as little as possible (least squares) so that neighbours are at least `gap` apart.
 
-    Neighbours that are too close join a block, which stands around the mean of where its members want to be.
+    Neighbours that are too close form a block, which is centred at the mean of its members' original positions.
     """
     order = sorted(range(len(positions)), key=lambda index: positions[index])
     blocks: list[list[int]] = []
@@ -169,7 +169,7 @@ def _start(block: Sequence[int], positions: Sequence[float], gap: float) -> floa
 
 
 def save(figure: Figure, path: Path, title: str) -> tuple[Path, Path]:
-    """Write FILE.svg and FILE.png: the same bytes from the same numbers. A suffix .svg or .png of `path` is dropped."""
+    """Write FILE.svg and FILE.png; the same numbers give the same bytes. A suffix .svg or .png of `path` is dropped."""
     if path.suffix not in ("", ".svg", ".png"):
         raise FigureError(f"got {path} to write to; expected a name that ends in .svg or .png, or in neither.")
     stem = path.with_suffix("")

@@ -1,8 +1,8 @@
-"""Which donors help which receivers: robustness by pairs of domains, and what the similarity of Eq. 4 says of it.
+"""Which donors help which receivers: robustness by pairs of domains, and how the similarity of Eq. 4 predicts it.
 
-Drawn from the runs of `fedrbn reproduce transfer`, in which one domain after another is the only one with AT. Left, the
-robust accuracy of every domain's user by the domain of the donor. Right, what FedRBN adds to FATBN for each pair, over
-the similarity of their clean batch norm at the end of the run.
+Drawn from the runs of `fedrbn reproduce transfer`, in which each domain in turn is the only one with AT. Left: the
+robust accuracy of every domain's user by the domain of the donor. Right: the gain of FedRBN over FATBN for each pair,
+over the similarity of their clean batch norm at the end of the run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROPAGATED, PLAIN = "FedRBN", "FATBN"
 
 @dataclass(frozen=True)
 class DomainPair:
-    """A receiver and the only donor there was, in a run with propagation and in one without."""
+    """A receiver and the only donor, in a run with propagation and in one without."""
 
     donor: str
     receiver: str
@@ -39,11 +39,11 @@ class DomainPair:
     robust: float
     """RA with propagation, in %."""
     gain: float
-    """Points of RA more than without."""
+    """The gain in points of RA over the run without."""
 
 
 def pairs(request: Request) -> list[DomainPair]:
-    """All pairs of domains, each the mean over the seeds that both methods have."""
+    """All pairs of domains, each as the mean over the seeds that both methods have."""
     seeds = results(request, EXPERIMENT).seeds
     runs = cell_runs(request, EXPERIMENT, seeds)
     found: list[DomainPair] = []
@@ -53,14 +53,14 @@ def pairs(request: Request) -> list[DomainPair]:
         if not both:
             raise FigureError(
                 f"got finished runs of {PROPAGATED} with seeds {list(ours)} and of {PLAIN} with seeds {list(theirs)}, "
-                f"both with {column}; expected a seed in common. Make them: {request.command(EXPERIMENT, column)}"
+                f"both with {column}; expected a common seed. Create them: {request.command(EXPERIMENT, column)}"
             )
         found += _of_donor([ours[seed] for seed in both], [theirs[seed] for seed in both])
     return found
 
 
 def _finished(runs: Mapping[tuple[str, str, str], Sequence[Path]], part: str, column: str) -> dict[int, Path]:
-    """The finished runs of a column by seed: the same for all rows, which read different domains."""
+    """The finished runs of a column by seed; all rows share them and read different domains."""
     paths = next(paths for (own, _, heading), paths in runs.items() if (own, heading) == (part, column))
     found = {path: reading.evaluation(path) for path in paths}
     return {record.seed: path for path, record in found.items() if record is not None}
@@ -83,7 +83,7 @@ def _of_donor(ours: Sequence[Path], theirs: Sequence[Path]) -> list[DomainPair]:
 
 
 def _similarities(path: Path) -> dict[tuple[str, str], float]:
-    """Eq. 4's similarity of each user to the only AT user, by (donor's domain, receiver's domain)."""
+    """The similarity of each user to the only AT user (Eq. 4), by (donor's domain, receiver's domain)."""
     trained = load(path)
     members = trained.plan.members
     (donor,) = [member for member in members if member.role is Role.AT]
@@ -112,14 +112,14 @@ def transfer(request: Request) -> Figure:
     return style.finish(
         figure,
         table.provenance(
-            f"Brackets: the points that FedRBN adds to FATBN. Hollow: the donor itself. Pearson's r of "
+            f"Brackets: the gain over FATBN in points. Hollow: the donor itself. Pearson's r of "
             f"the {len(others)} pairs of different domains: {r:.2f}."
         ),
     )
 
 
 def _matrix(axes: Axes, found: Sequence[DomainPair], domains: Sequence[str]) -> None:
-    """RA with propagation by donor (columns) and receiver (rows), and in brackets what it adds."""
+    """RA with propagation by donor (columns) and receiver (rows), with the gain in brackets."""
     values = np.zeros((len(domains), len(domains)))
     for pair in found:
         row, column = domains.index(pair.receiver), domains.index(pair.donor)
@@ -141,7 +141,7 @@ def _matrix(axes: Axes, found: Sequence[DomainPair], domains: Sequence[str]) -> 
 
 
 def _scatter(axes: Axes, found: Sequence[DomainPair], domains: Sequence[str]) -> None:
-    """What propagation adds over the similarity of batch norm."""
+    """The gain from propagation over the similarity of batch norm."""
     axes.axhline(0, color=style.GREY, linewidth=0.6)
     markers = "os^DvPX"
     for index, domain in enumerate(domains):
@@ -158,7 +158,5 @@ def _scatter(axes: Axes, found: Sequence[DomainPair], domains: Sequence[str]) ->
                 markerfacecolor="none" if itself else colour,
                 label=domain if pair is own[0] else None,
             )
-    axes.set(
-        xlabel="similarity to the donor (Eq. 4)", ylabel="points of RA more than FATBN", title="What propagation adds"
-    )
+    axes.set(xlabel="similarity to the donor (Eq. 4)", ylabel="points of RA above FATBN", title="Gain from propagation")
     axes.legend(title="receiver", loc="best")

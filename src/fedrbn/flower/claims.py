@@ -1,15 +1,15 @@
-"""What clients claim: how many samples they have, and that they do adversarial training.
+"""Checks what clients claim: their number of samples, and that they do adversarial training.
 
 **Samples.** A client's number of samples is its weight in the mean, and the mean number over clients decides how many
-steps everybody takes. The server cannot count them, so a claim counts for at most twice the median one.
+steps all clients take. The server cannot count them, so a claim counts for at most twice the median claim.
 
-**AT.** BN_a of adversarial inputs is not BN_c of clean ones. The paper names unaware or misreported hardware as a
-limitation: a client that says AT but trains as ST does would donate a BN_a without robustness. Its two branches then
-lie closer together than those of the other AT users,
+**AT.** BN_a of adversarial inputs differs from BN_c of clean ones. The paper names unaware or misreported hardware as a
+limitation: a client that claims AT but does standard training would donate a BN_a without robustness. Its two branches
+are then closer together than those of the other AT users,
 
-    d_j = mean over layers of ‖(μ_a − μ_c) / σ_c‖ and ‖ln σ²_a − ln σ²_c‖, per channel and in root mean square,
+    d_j = mean over layers of ‖(μ_a − μ_c) / σ_c‖ and ‖ln σ²_a − ln σ²_c‖, as root mean square over channels,
 
-or its BN_a has never moved. A client is flagged, not removed: who is barred is for people to decide (`control.toml`).
+or its BN_a has never changed. A client is flagged, not removed: the operator decides whom to bar (`control.toml`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fedrbn.types import Branch, Member, Tensors
 
 
 def counted(members: Sequence[Member]) -> tuple[Member, ...]:
-    """The members with the samples that they count for: none more than twice the median, as in the robust rules.
+    """The members with the samples that they count for: at most twice the median, as in the robust rules.
 
-    With two members nothing is cut, because nothing tells which of them is right.
+    With two members nothing is limited, because it is unknown which of them is right.
     """
     counts = bounded([member.samples for member in members])
     return tuple(replace(member, samples=int(count)) for member, count in zip(members, counts, strict=True))
 
 
 SUSPICIOUS = 0.25
-"""A donor is flagged if its branches are closer together than this part of the other donors' median distance."""
+"""A donor is flagged if its branches are closer together than this fraction of the other donors' median distance."""
 
 
 def branch_distance(personal: Tensors, batch_norms: Sequence[BNNames]) -> float:
-    """How far BN_a is from BN_c, in units of the channels' own spread; 0 if they are the same."""
+    """The distance of BN_a from BN_c, in standard deviations of the channels; 0 if they are the same."""
     pairs = zip(
         [names for names in batch_norms if names.branch is Branch.CLEAN],
         [names for names in batch_norms if names.branch is Branch.NOISED],
@@ -81,6 +81,6 @@ def suspicions(
 
 
 def _has_branches(personal: Tensors, batch_norms: Sequence[BNNames]) -> bool:
-    """Whether both branches are the client's own, and so can be compared."""
+    """Whether both branches are the client's own and can therefore be compared."""
     noised = [names for names in batch_norms if names.branch is Branch.NOISED]
     return bool(noised) and all(name in personal for names in batch_norms for name in names.statistics)

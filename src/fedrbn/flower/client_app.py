@@ -1,7 +1,7 @@
-"""The ClientApp: a site introduces itself, trains and is evaluated, by the very code of an embedded run.
+"""The ClientApp: a site introduces itself, trains and is evaluated, with the same code as an embedded run.
 
-Every message starts a new process, so all that a client has to know is in the message, in its node config, or in what
-it remembers on its own disk. What a server asks for is checked first; see `settings.NodeConfig.check`.
+Every message starts a new process, so everything that a client needs is in the message, in its node config, or on its
+own disk. A server's request is checked first; see `settings.NodeConfig.check`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ERRORS = (ValueError, TypeError, KeyError, RuntimeError, OSError)
 
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
-    """Say who this site is and what it has, or why it will not take part."""
+    """Answer with the site's name and data description, or with the reason why it does not take part."""
     try:
         records = _introduction(wire.value_of(message.content, "setup", Setup), context)
     except _ERRORS as error:
@@ -56,7 +56,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Which of the site's held-out samples its network gets right."""
+    """Which of the site's held-out samples its network classifies correctly."""
     return _done(message, context, EvaluateOrder)
 
 
@@ -89,7 +89,7 @@ def _introduction(setup: Setup, context: Context) -> RecordDict:
 
 
 def _budget(node: NodeConfig, net: DualNet, image_shape: tuple[int, int, int]) -> Budget:
-    """What the site states, or measures if it is told to."""
+    """The budget that the site states, or measures if so configured."""
     speeds = dict.fromkeys(("forward", "backward", "attack"), node.macs_per_second)
     memory = node.memory
     if node.probe is not None:
@@ -101,7 +101,7 @@ def _budget(node: NodeConfig, net: DualNet, image_shape: tuple[int, int, int]) -
 
 
 def _done(message: Message, context: Context, kind: type[TrainOrder | EvaluateOrder]) -> Message:
-    """Do what an order says; whatever goes wrong is answered with a Failure, which says more than an error code."""
+    """Carry out an order; any error is answered with a Failure, which says more than an error code."""
     order = wire.value_of(message.content, "order", kind)
     try:
         with within(order.round.deadline_seconds):
@@ -131,9 +131,9 @@ def _performed(order: Order, content: RecordDict, context: Context) -> RecordDic
 
 
 def affordable(round_: Round, samples: int, passes: int) -> Round:
-    """The round with at most so many passes over this many samples for each local epoch.
+    """The round, limited to this many passes over this many samples for each local epoch.
 
-    The server orders the mean number of steps over sites, which follows from what all of them say they have.
+    The server orders the mean number of steps over sites, which depends on the samples that all of them claim.
     """
     if round_.steps is None:
         return round_
@@ -144,8 +144,8 @@ def affordable(round_: Round, samples: int, passes: int) -> Round:
 def _as_ordered(client: Client, order: Order) -> Client:
     if client.id != order.job.client:
         raise MessageError(
-            f"got a job for client {order.job.client!r}; expected {client.id!r}, which is who this site is. Restart "
-            "the server's run after nodes have changed places."
+            f"got a job for client {order.job.client!r}; expected {client.id!r}, the client of this site. Restart "
+            "the server's run after nodes have switched clients."
         )
     return Client(client.id, client.domain, order.role, client.train, client.validation, client.test, client.augment)
 

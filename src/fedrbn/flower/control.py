@@ -1,9 +1,9 @@
-"""What whoever runs the server may change while it runs: `control.toml` in the run directory.
+"""What the operator of the server can change during a run: `control.toml` in the run directory.
 
 It is read before each round and before the evaluation.
 
-bar = ["pen-0"]              # takes no part at all, and its statistics are not used
-drop_donors = ["plain-0"]    # takes part, but nobody receives its BN_a
+bar = ["pen-0"]              # does not take part, and its statistics are not used
+drop_donors = ["plain-0"]    # takes part, but does not donate its BN_a
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Control(Section):
     """The content of the file."""
 
     bar: tuple[ClientId, ...] = ()
-    """Clients that take no part."""
+    """Clients that do not take part."""
     drop_donors: tuple[ClientId, ...] = ()
-    """AT clients whose statistics nobody receives."""
+    """AT clients whose statistics are not donated."""
 
 
 def read_control(path: Path, before: Control, log: EventLog) -> Control:
-    """What the file says now. A file that cannot be used is reported, and what was said before stays in force."""
+    """The current content of the file. An invalid file is reported, and the previous content remains in effect."""
     if not path.exists():
         return Control()
     try:
@@ -37,7 +37,7 @@ def read_control(path: Path, before: Control, log: EventLog) -> Control:
         log(
             "control refused",
             reason=f"got {path.name} that cannot be used ({error}); expected bar and drop_donors, lists of client ids. "
-            "Correct it; what it said before stays in force.",
+            "Correct it; its previous content remains in effect.",
         )
         return before
     if now != before:

@@ -1,6 +1,6 @@
 """A node stops a job at its deadline: the server no longer waits for the answer, and the node is free for the next job.
 
-The time is looked at whenever a layer of a network is called. Training, attacks and evaluation all do little else.
+The time is checked whenever a layer of a network is called, which training, attacks and evaluation do all the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class DeadlineError(RuntimeError):
 
 @contextmanager
 def within(seconds: float | None) -> Iterator[None]:
-    """Raise `DeadlineError` in this block when a network is called after so many seconds; None never does."""
+    """Raise `DeadlineError` in this block when a network is called after this many seconds; None never does."""
     if seconds is None:
         yield
         return
@@ -28,8 +28,8 @@ def within(seconds: float | None) -> Iterator[None]:
     def check(_: nn.Module, __: object) -> None:
         if time.monotonic() > end:
             raise DeadlineError(
-                f"got a job that is not done after {seconds:g} s; expected it to be, because the server waits no "
-                "longer. Raise flower.deadline or faults.deadline_seconds, or give the node less to do."
+                f"got a job that is not done after {seconds:g} s; expected it to finish in time, because the server "
+                "waits no longer. Raise flower.deadline or faults.deadline_seconds, or give the node less to do."
             )
 
     hook = register_module_forward_pre_hook(check)

@@ -1,4 +1,4 @@
-"""The server's side of a run on Flower: who takes part, and what follows from that for the next round."""
+"""The server's side of a run on Flower: which clients take part, and the experiment of the next round."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from fedrbn.types import Duty, Member, Role
 
 @dataclass(frozen=True)
 class RemoteExperiment:
-    """A `PreparedExperiment` whose clients' data are elsewhere."""
+    """A `PreparedExperiment` whose data are on other machines."""
 
     experiment: Experiment
     attack: Attack
@@ -66,16 +66,16 @@ class RemoteExperiment:
 
     @property
     def precision(self) -> torch.dtype | None:
-        """What the settings mean on this machine; every node decides for itself."""
+        """The precision that the settings give on this machine; every node decides for itself."""
         return pick_precision(self.experiment.run.precision, self.net.device)
 
     @property
     def forgiving(self) -> bool:
-        """Clients come and go."""
+        """True: clients come and go."""
         return True
 
     def remarks(self, state: ServerState) -> dict[str, Any]:
-        """Who is flagged for statistics that do not fit its claim, who is barred, whose statistics are not used."""
+        """Clients that are flagged because their statistics contradict their claim, barred, or not used as donors."""
         found: dict[str, Any] = {
             "flagged": suspicions(state.personal, donors(state, self.plan), self.plan.names.batch_norms),
             "barred": list(self.barred),
@@ -88,13 +88,13 @@ class RemoteExperiment:
         return replace(self, plan=plan)
 
     def samples_digest(self) -> str:
-        """Twelve hex digits that name the test samples of all clients and their order."""
+        """Twelve hex digits that identify the test samples of all clients and their order."""
         return digest_of_all(self.digests)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a deployment is about: the experiment, what nodes must have in common, and where it is kept."""
+    """The terms of a deployment: the experiment, what nodes must have in common, and the run directory."""
 
     experiment: Experiment
     settings: FlowerConfig
@@ -105,7 +105,7 @@ class Terms:
 
 
 class RemoteFederation:
-    """Keeps track of the clients and makes the prepared of the next round from them."""
+    """Keeps track of the clients and prepares the experiment of the next round for them."""
 
     def __init__(self, terms: Terms, lobby: Lobby) -> None:
         self.terms = terms
@@ -151,11 +151,11 @@ class RemoteFederation:
             return ()
 
     def refresh(self) -> None:
-        """Note who has come and who has left; newcomers take part from the next round on."""
+        """Record which clients have joined or left; new ones take part from the next round on."""
         self.roster.update(*self.lobby.newcomer_data())
 
     def line(self, grid: Grid) -> NodeLink:
-        """How jobs reach the clients."""
+        """The connection for sending jobs to the clients."""
         settings = self.terms.settings
         return NodeLink(
             grid=grid,
@@ -172,7 +172,7 @@ class RemoteFederation:
         )
 
     def prepared(self) -> RemoteExperiment:
-        """The run as it is for the clients that are known now and not barred."""
+        """The experiment for the clients that are currently known and not barred."""
         told, common = self.roster.told, self.terms.common
         claimed = tuple(m for m in self.roster.members.values() if m.id not in self.control.bar)
         if not claimed:
@@ -195,7 +195,7 @@ class RemoteFederation:
         )
 
     def _counted(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
-        """The members with what they count for: as the data set is divided, if all share one; else bounded claims."""
+        """The members with the samples that they count for: from the shared data set, if any; else limited claims."""
         return members if self._users_only(members) and self._users else counted(members)
 
     def _note_counts(self, claimed: Iterable[Member], members: Iterable[Member]) -> None:
@@ -205,22 +205,22 @@ class RemoteFederation:
                     "claim capped",
                     client=after.id,
                     reason=f"got {before.samples} samples; expected at most twice the median of all clients' claims. "
-                    f"It counts for {after.samples}. Bar it in control.toml if it cannot have so many.",
+                    f"It counts for {after.samples}. Bar it in control.toml if it cannot have that many.",
                 )
             self.counted[after.id] = after.samples
 
     def _users_only(self, members: Iterable[Member]) -> bool:
-        """Whether nobody that is there has data of its own."""
+        """Whether no connected client has its own data."""
         told = self.roster.told
         return all(told[member.id].partition is not None for member in members if member.id in told)
 
     def _equal_sizes(self, members: Iterable[Member]) -> bool:
-        """As in an embedded run, if all share one data set; else every client runs the mean number of iterations."""
+        """As in an embedded run if all share one data set; otherwise all clients run the mean number of iterations."""
         divided = self.terms.experiment.federation.partition.sizes
         return self._users_only(members) and not isinstance(divided, Dirichlet)
 
     def revise(self, prepared: PreparedExperiment, state: ServerState) -> tuple[PreparedExperiment, ServerState]:  # noqa: ARG002
-        """Before a round and the evaluation: who is there now, who is barred; newcomers get a batch norm."""
+        """Before each round and the evaluation: update connected and barred clients; new ones get a batch norm."""
         self.refresh()
         directory, common = self.terms.directory, self.terms.common
         self.control = read_control(directory.path / "control.toml", self.control, self.terms.log)

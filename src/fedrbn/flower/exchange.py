@@ -1,4 +1,4 @@
-"""Send messages to nodes and take their answers as they come, until a deadline."""
+"""Sends messages to nodes and receives their answers as they arrive, until a deadline."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NODE_GONE = 5
 CAUSES: Mapping[int, str] = {
     1: "its ClientApp could not be loaded",
     2: "its ClientApp raised an exception",
-    3: "the message is no longer there",
-    4: "its answer is no longer there",
-    NODE_GONE: "the node has gone away",
+    3: "the message is no longer available",
+    4: "its answer is no longer available",
+    NODE_GONE: "the node has disconnected",
     6: "a precondition of Flower's modifiers failed",
     7: "the node refused the app's bundle",
     8: "its client process died",
@@ -41,9 +41,9 @@ class Silence:
 def exchange(
     grid: Grid, letters: Mapping[str, Letter], kind: str, *, group: str, deadline: float, poll: float
 ) -> Iterator[tuple[str, RecordDict | Silence]]:
-    """Send each letter; yields (its key, the answer) as answers come, and exactly one for each letter.
+    """Send each letter; yields (its key, the answer) as answers arrive, exactly one for each letter.
 
-    An answer is recognised by the message it replies to: where a node has died, it comes from somewhere else.
+    An answer is matched by the message that it replies to: if a node has died, its answer comes from the SuperLink.
     """
     if not letters:
         return
@@ -54,7 +54,7 @@ def exchange(
     accepted = set(grid.push_messages(list(messages.values())))
     pending = {message.metadata.message_id: key for key, message in messages.items()}
     for message_id in pending.keys() - accepted:
-        yield pending.pop(message_id), Silence("the SuperLink did not take the message")
+        yield pending.pop(message_id), Silence("the SuperLink did not accept the message")
     end = time.monotonic() + deadline
     while pending:
         for reply in grid.pull_messages(list(pending)):

@@ -1,6 +1,6 @@
-"""An `Execute` over Flower's `Grid`: jobs go out as messages, answers come back as results, and every job is answered.
+"""An `Execute` over Flower's `Grid`: jobs are sent as messages, answers become results, and every job gets a result.
 
-A client that is not connected, raises, dies, sends what cannot be used or is late is answered for with a Failure.
+A client that is not connected, raises, dies, sends an invalid answer or is late gets a Failure.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from fedrbn.types import Member, Role
 
 @dataclass(frozen=True)
 class NodeLink:
-    """What it takes to talk to clients by messages."""
+    """What is needed to exchange messages with clients."""
 
     grid: Grid
     experiment: Experiment
     token: str
     parts: Parts
     address: Callable[[str], tuple[int, Member] | None]
-    """The node and the member that a client is now; None if it is not connected."""
+    """The current node and member of a client; None if it is not connected."""
     counted: Callable[[str], int]
-    """The number of samples that a client counts for, whatever it says; see `claims.counted`."""
+    """The number of samples that a client counts for, independent of its claim; see `claims.counted`."""
     refresh: Callable[[], None]
-    """Find out who is connected now; it is asked before every set of jobs."""
+    """Updates which clients are connected; called before every set of jobs."""
     log: EventLog
     deadline: float
-    """Most seconds for a job, where `faults.deadline_seconds` does not say less."""
+    """Maximum seconds for a job, unless `faults.deadline_seconds` is smaller."""
     poll: float
     transport: Transport = "float32"
 
 
 @dataclass
 class _Tally:
-    """Who answered in a call, when, and with how many bytes; who did not, and why."""
+    """Which clients answered in a call, when, and with how many bytes; which did not, and why."""
 
     started: float = field(default_factory=time.monotonic)
     theta: int = 0
-    """Bytes of the shared weights, which are in every message and leave the server once."""
+    """Bytes of the shared weights, which are part of every message but leave the server once."""
     clients: dict[str, dict[str, float]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class _Tally:
 
 
 def grid_execute(line: NodeLink) -> Execute:
-    """Clients on Flower's nodes."""
+    """Runs clients on Flower's nodes."""
 
     def execute(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
         asked = list(jobs)
@@ -116,6 +116,6 @@ def _answers(line: NodeLink, round_: Round, jobs: list[Job], kind: str, tally: _
             result = result_of(content, round_, job, member, line.parts, line.transport)
         except MessageError as error:
             result = Failure(client, round_.number, str(error))
-        if isinstance(result, Upload) and result.samples == member.samples:  # another claim is refused with the upload
+        if isinstance(result, Upload) and result.samples == member.samples:  # other claims are rejected later
             result = replace(result, samples=line.counted(client))
         yield result

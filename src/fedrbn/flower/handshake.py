@@ -1,7 +1,7 @@
-"""Server and nodes agree before they train: on the version, the network, the classes; then the server decides roles.
+"""Server and nodes agree on the version, the network and the classes before training; then the server assigns roles.
 
-The server sends a `Setup` as it would for an ST client. A node answers with an `Introduction`, which holds nothing of
-its data but names, shapes, counts and a digest; or with the reason why it will not take part.
+The server sends the `Setup` of an ST client. A node answers with an `Introduction`, which contains only names, shapes,
+counts and a digest of its data, or with the reason why it does not take part.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fedrbn.types import Duty, Member, Role
 
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 _MOST_PIXELS = 2**22
-"""Values of one image, as for model files: 1024 x 1024 pixels of 4 channels."""
+"""Maximum values of one image, as for model files: 1024 x 1024 pixels with 4 channels."""
 COPIES = 4
-"""Networks that a server holds at least: its own, the shared weights, their mean so far, and an upload."""
+"""Minimum copies of the network on a server: its own, the shared weights, their running mean, and an upload."""
 _Side = Annotated[int, Field(ge=1, le=4096)]
 _Rate = Annotated[float, Field(gt=0, le=1e30)]
 
 
 class Budget(Section):
-    """What a node says of its hardware: a role, or what was measured, or nothing."""
+    """What a node reports about its hardware: a role, a measurement, or nothing."""
 
     role: Role | None = None
     forward: _Rate | None = None
@@ -53,7 +53,7 @@ class Budget(Section):
 
 
 class Introduction(Section):
-    """What a node says of itself. Every number has a bound: the server builds a network from some of them."""
+    """What a node reports about itself. Every number has a bound: the server builds a network from some of them."""
 
     kind: Literal["introduction"] = "introduction"
     version: Label
@@ -66,12 +66,12 @@ class Introduction(Section):
     samples: int = Field(ge=2, lt=MOST_SAMPLES)
     validation: int = Field(ge=0, lt=MOST_SAMPLES)
     test: Digest
-    """Names its test samples, so that evaluations can be compared."""
+    """Identifies its test samples, so that evaluations can be compared."""
     fingerprint: Digest
-    """Names the network that it has built; see `site.fingerprint`."""
+    """Identifies the network that it has built; see `site.fingerprint`."""
     budget: Budget
     finished: RoundNumber | None = None
-    """Rounds after which the node last kept its own batch norm in this run; None if it has none."""
+    """The round after which the node last stored its own batch norm in this run; None if it has none."""
 
     @field_validator("image_shape")
     @classmethod
@@ -82,7 +82,7 @@ class Introduction(Section):
 
 
 class Refusal(Section):
-    """Why a node will not take part."""
+    """Why a node does not take part."""
 
     kind: Literal["refusal"] = "refusal"
     reason: str = Field(max_length=MOST_CAUSE)
@@ -95,7 +95,7 @@ class Response(Section):
 
 
 class Agreement(Section):
-    """What every node has to have in common."""
+    """What all nodes must have in common."""
 
     version: str
     classes: tuple[str, ...]
@@ -105,13 +105,13 @@ class Agreement(Section):
         """Why a node cannot take part; None if it can."""
         if node.version != self.version:
             return (
-                f"got fedrbn {node.version} at the node; expected {self.version}, the server's. Install the same "
-                "version on both."
+                f"got fedrbn {node.version} at the node; expected {self.version}, as on the server. Install the "
+                "same version on both."
             )
         if node.classes != self.classes:
             return (
-                f"got classes {_shown(node.classes)} at the node; expected {_shown(self.classes)}. Name and order the "
-                "classes of the site's data like them."
+                f"got classes {_shown(node.classes)} at the node; expected {_shown(self.classes)}. Give the site's "
+                "classes the same names and order."
             )
         if node.image_shape != self.image_shape:
             return (
@@ -122,44 +122,45 @@ class Agreement(Section):
 
 
 def agreement(version: str, classes: str, nodes: Sequence[Introduction]) -> Agreement:
-    """What most nodes have; the classes as given, separated by commas, if they are."""
+    """What most nodes have; `classes`, separated by commas, takes precedence if given."""
     common = Counter((node.classes, node.image_shape) for node in nodes).most_common(1)[0][0]
     named = tuple(part.strip() for part in classes.split(",")) if classes else common[0]
     return Agreement(version=version, classes=named, image_shape=common[1])
 
 
 def too_large(node: Introduction, experiment: Experiment) -> str | None:
-    """Why the network that a node's images and classes ask for cannot be built here; None if it can.
+    """Why the network for a node's images and classes cannot be built here; None if it can.
 
-    It is built without memory first. A factory of one's own cannot be; its size is for whoever wrote it to limit.
+    Its size is found first, without allocating it. For a user's own factory that is not possible: its author must limit
+    the size.
     """
     model = experiment.model
     try:
         size = state_bytes(model.name, len(node.classes), model.width, node.image_shape)
     except (ValueError, RuntimeError) as error:
-        return f"got images of {node.image_shape} at the node ({error}); expected some that {model.name!r} takes."
+        return f"got images of {node.image_shape} at the node ({error}); expected a shape that {model.name!r} accepts."
     needed, free = COPIES * (size or 0), available_memory()
     if free is None or needed <= free:
         return None
     return (
         f"got images of {node.image_shape} and {len(node.classes)} classes at the node, for which training with "
         f"{model.name!r} takes {needed:,} bytes of the server's memory; expected at most {free:,}. Resize the site's "
-        "images, or make model.width smaller."
+        "images, or lower model.width."
     )
 
 
 def wrong_network(node: Introduction, expected: str) -> str | None:
-    """Why a node's network is not the server's; None if it is."""
+    """Why a node's network differs from the server's; None if it does not."""
     if node.fingerprint == expected:
         return None
     return (
-        f"got network {node.fingerprint[:12]} at the node; expected {expected[:12]}, the server's. Give both the same "
-        "version of fedrbn and, for a network of your own, of its code."
+        f"got network {node.fingerprint[:12]} at the node; expected {expected[:12]}, as on the server. Use the same "
+        "version of fedrbn on both and, for your own network, the same code."
     )
 
 
 def wrong_part(node: Introduction, parts: Sequence[Member]) -> str | None:
-    """Why a node is not the user it says it is, of those that the server's data set is divided among; None if it is."""
+    """Why a node is not the user that it claims to be in the server's division of the data set; None if it is."""
     if node.partition is None:
         return None
     told = Member(node.client, node.domain, Role.ST.duty, node.samples)
@@ -168,7 +169,7 @@ def wrong_part(node: Introduction, parts: Sequence[Member]) -> str | None:
     expected = _user(parts[node.partition]) if node.partition < len(parts) else f"one of {len(parts)} partitions"
     return (
         f"got {_user(told)} as partition {node.partition}; expected {expected}, as the server divides the data set. "
-        "Give both sides the same data, and each SuperNode its own partition-id."
+        "Use the same data on both sides, and a different partition-id for each SuperNode."
     )
 
 
@@ -177,18 +178,18 @@ def _user(member: Member) -> str:
 
 
 def unplanned(node: Introduction, experiment: Experiment) -> str | None:
-    """Why a node has no place in the plan that `federation.duties` holds; None if it has one, or there is no plan."""
+    """Why a node is not part of the plan in `federation.duties`; None if it is, or if there is no plan."""
     planned = experiment.federation.duties
     if planned is None or node.client in planned.clients:
         return None
     return (
-        f"got client {node.client!r} at the node; expected one of the {len(planned.clients)} of federation.duties. Add "
+        f"got client {node.client!r} at the node; expected one of the {len(planned.clients)} in federation.duties. Add "
         "it to the fleet and plan again, or start the server with flower.roles = 'budget'."
     )
 
 
 def configured_duties(nodes: Mapping[str, Introduction], experiment: Experiment) -> dict[str, Duty]:
-    """As `federation.duties` says, or `federation.at`, which knows users by name or as a share of each domain."""
+    """Duties from `federation.duties`, or from `federation.at`, which gives users by name or as a share per domain."""
     at, planned = experiment.federation.at, experiment.federation.duties
     if planned is not None:
         return {client: planned.clients[client].duty for client in nodes}
@@ -200,7 +201,7 @@ def configured_duties(nodes: Mapping[str, Introduction], experiment: Experiment)
 
 
 def _users(nodes: Mapping[str, Introduction], experiment: Experiment) -> dict[str, list[str]]:
-    """All users by domain. Those that share a data set are known before they come: roles do not depend on who came."""
+    """All users by domain. Users that share a data set are known in advance: roles do not depend on who has joined."""
     data, count = experiment.data, experiment.federation.users_per_domain
     users: dict[str, list[str]] = {}
     if data.name in AVAILABLE and any(node.partition is not None for node in nodes.values()):
@@ -216,9 +217,9 @@ def _users(nodes: Mapping[str, Introduction], experiment: Experiment) -> dict[st
 
 
 def afforded_duties(nodes: Mapping[str, Introduction], workload: Workload, deadline: float) -> dict[str, Duty]:
-    """Duties as nodes can afford: of the role they name, else what the planner finds for what they measured, else ST.
+    """Duties that nodes can afford: the role they state, else the planner's choice for their measured speed, else ST.
 
-    A node that is too slow even for plain standard training gets that: the deadline decides whether it counts.
+    A node that is too slow even for standard training gets it anyway: the deadline decides whether its update counts.
     """
     duties = {client: (node.budget.role or Role.ST).duty for client, node in nodes.items()}
     measured = [

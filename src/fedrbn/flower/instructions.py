@@ -1,6 +1,6 @@
-"""What server and clients say to each other beside tensors: JSON with settings and numbers from fixed lists, no code.
+"""The JSON part of messages between server and clients: settings and numbers from fixed lists, never code.
 
-An ST client's order holds no attack to train with: it gets no settings of an adversary that it has no use for.
+An ST client's order contains no training attack: it receives no settings of an adversary that it does not need.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Setup(Section):
 
     format: Literal["fedrbn-flower/2"] = "fedrbn-flower/2"
     token: str = Field(pattern=r"\A[0-9a-f]{32}\z")
-    """Names the run, so that a client tells what it remembers of this one from others."""
+    """Identifies the run, so that a client can separate its memory of this run from that of others."""
     model: ModelConfig
     method: MethodConfig
     attack: AttackConfig | None = None
     """The adversary, for AT clients."""
     data: DataConfig
     federation: FederationConfig
-    """How data are divided among users, for nodes that take a part of them; without who is AT."""
+    """How data are divided among users, for nodes that take a part of them; it does not say who is AT."""
     privacy: PrivacyConfig
-    """What clients do to their uploads before they leave."""
+    """What clients apply to their uploads before sending them."""
     fast: bool
     """Whether clients compute with faster kernels, whose numbers differ by rounding."""
     seed: Seed
@@ -50,7 +50,7 @@ RoundData: TypeAlias = Annotated[Round, Without("method", "shared")]
 
 
 class TrainOrder(Section):
-    """`Train` and what it takes to do it, without tensors."""
+    """`Train` and everything needed to do it, except tensors."""
 
     setup: Setup
     round: RoundData
@@ -59,12 +59,12 @@ class TrainOrder(Section):
 
     @property
     def role(self) -> Role:
-        """The client's."""
+        """The client's role."""
         return self.job.role
 
 
 class EvaluateOrder(Section):
-    """`Evaluate` and what it takes to do it, without tensors."""
+    """`Evaluate` and everything needed to do it, except tensors."""
 
     setup: Setup
     round: RoundData
@@ -78,7 +78,7 @@ Order: TypeAlias = TrainOrder | EvaluateOrder
 
 
 class Reply(Section):
-    """What a client answers, without tensors: one of these."""
+    """A client's answer without tensors: exactly one of these."""
 
     upload: Annotated[Upload, Without("shared", "personal")] | None = None
     answers: Annotated[Answers, Without("correct")] | None = None
@@ -92,21 +92,21 @@ class Reply(Section):
 
     @property
     def result(self) -> Result:
-        """The one that is given."""
+        """The given answer."""
         return self.upload or self.answers or cast(Failure, self.failure)
 
 
 @dataclass(frozen=True)
 class Withheld:
-    """Stands for an adversary that the server does not tell an ST client of, which has no use for it."""
+    """Stands for an adversary that the server does not reveal to an ST client, which does not need it."""
 
     def __call__(self, loss: Loss, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:  # noqa: ARG002
-        """Refuses."""
+        """Raise an error."""
         raise MessageError("got an adversarial step in a job without an attack; expected standard training.")
 
 
 def setup_for(role: Role, experiment: Experiment, token: str) -> Setup:
-    """What a client of this role is told of the experiment: of the adversary only what it has a use for."""
+    """What a client of this role is told about the experiment; about the adversary only what it needs."""
     method, attack = experiment.method, experiment.attack
     whole = named(method.name, from_config(attack))
     needed = role is Role.AT or whole.attacks_at_st
@@ -130,5 +130,5 @@ def setup_for(role: Role, experiment: Experiment, token: str) -> Setup:
 
 
 def method_of(setup: Setup) -> Method:
-    """The method as a client knows it."""
+    """The method in the form that a client knows."""
     return configure(setup.method, Withheld() if setup.attack is None else from_config(setup.attack))

@@ -1,4 +1,4 @@
-"""What happens in a deployment, as JSON lines: one object per event, in a file of the run directory and on stdout."""
+"""The events of a deployment as JSON lines: one object per event, in a file in the run directory and on stdout."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class EventLog:
     """Writes events: `log("joined", client="pen-0", node=…)` becomes one line with the time and the event's name.
 
-    The file holds whole lines only. An event that a full disk has no room for is not worth the run: it is on stdout,
-    with the reason, and what cannot go on without the disk says so itself.
+    The file contains only whole lines. If the disk is full, the run does not stop because of an event: the event is
+    printed to stdout with the reason. Code that cannot continue without the disk raises its own error.
     """
 
     def __init__(self, path: Path, *, echo: bool = True) -> None:
@@ -36,7 +36,7 @@ class EventLog:
         except OSError as error:
             content["unwritten"] = str(error)
         if self.echo:
-            with suppress(OSError):  # it may be on the same disk
+            with suppress(OSError):  # stdout may be a file on the same disk
                 sys.stdout.write(_line(content) + "\n")
                 sys.stdout.flush()
 
@@ -46,7 +46,7 @@ def _line(content: dict[str, Any]) -> str:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Add all of a line or nothing of it."""
+    """Append a line completely or not at all."""
     with path.open("ab", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:
@@ -58,27 +58,27 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _drop_cut_off_line(path: Path) -> None:
-    """Remove what a writer that was killed has left of its last line: the next one would be joined to it."""
+    """Remove a partial last line from a writer that was killed: the next line would be joined to it."""
     content = path.read_bytes() if path.exists() else b""
     if not content.endswith(b"\n") and content:
         os.truncate(path, content.rfind(b"\n") + 1)
 
 
 class RoundLog:
-    """A `Watcher` of runs that writes an event for each round, and one for each client that is newly flagged."""
+    """A `Watcher` that writes an event for each round and for each newly flagged client."""
 
     def __init__(self, log: EventLog) -> None:
         self.log = log
         self.flagged: dict[str, str] = {}
 
     def training(self, assembly: Assembly, finished: int) -> None:
-        """See `Watcher`; the server's log says this in other words."""
+        """See `Watcher`; the server's log already has this."""
 
     def answered(self, result: Result) -> None:
-        """See `Watcher`; what comes over the network is logged where it comes in."""
+        """See `Watcher`; answers from the network are logged where they arrive."""
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Who took part, how long it took, and what was noticed."""
+        """Log who took part, how long it took, and any findings."""
         line = record.to_json()
         flagged: dict[str, str] = line.get("flagged", {})
         for client in flagged.keys() - self.flagged.keys():
@@ -88,12 +88,12 @@ class RoundLog:
         self.log("round", round=record.round, seconds=round(record.seconds, 3), took_part=[*record.clients], **noted)
 
     def evaluating(self, clients: int) -> None:
-        """The last evaluation starts."""
+        """Log the start of the final evaluation."""
         self.log("evaluating", clients=clients)
 
 
 def events(path: Path, event: str | None = None) -> list[dict[str, Any]]:
-    """The events of a file, all or those of one name; a last line that was cut off is left out."""
+    """The events of a file, all or those with one name; a partial last line is left out."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     found = [json.loads(line) for line in lines]
     return [item for item in found if event is None or item["event"] == event]

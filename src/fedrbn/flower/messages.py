@@ -1,13 +1,13 @@
-"""Jobs and results as Flower's records: `Round`, `Train`, `Evaluate` down, `Upload`, `Answers`, `Failure` up.
+"""Jobs and results as Flower records: `Round`, `Train`, `Evaluate` to clients, `Upload`, `Answers`, `Failure` back.
 
     shared     the shared weights θ: one record that all messages of a round have in common
     personal   the client's own batch norm
     order      JSON: what to do (see `instructions`)
     reply      JSON: who answers what
 
-Both sides know the network, so every tensor is checked against it. With `bfloat16` the server sends θ rounded and
-clients send back what they changed, rounded; the server adds that to its own exact θ, so that rounding errors do not
-pile up from round to round.
+Both sides know the network, so every tensor is checked against it. With `bfloat16` the server sends θ rounded, and
+clients send back their change of θ, rounded. The server adds that to its own exact θ, so rounding errors do not
+accumulate over rounds.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from fedrbn.types import Member, Role, Tensors
 
 @dataclass(frozen=True)
 class Parts:
-    """What every tensor of the network looks like, by what happens to it."""
+    """The specs of the network's tensors, by what happens to them."""
 
     shared: Specs
     personal: Specs
     noised: frozenset[str]
     statistics: frozenset[str]
-    """Those of batch norm: never rounded, because a change that is rounded could make a variance negative."""
+    """Tensors of batch norm: never rounded, because a rounded change could make a variance negative."""
 
     @classmethod
     def of(cls, net: DualNet, names: Layout) -> Parts:
-        """Those of a network."""
+        """The parts of a network."""
         found = wire.specs(tensors(net))
         return cls(
             {name: spec for name, spec in found.items() if name in names.shared},
@@ -63,14 +63,14 @@ class Parts:
 
 
 def shared_record(shared: Tensors, parts: Parts, transport: Transport) -> ArrayRecord:
-    """θ as the one record that all messages of a round have in common."""
+    """θ as the record that all messages of a round share."""
     return wire.packed(_rounded(shared, parts, transport))
 
 
 def order_records(
     round_: Round, job: Job, role: Role, setup: Setup, shared: ArrayRecord, transport: Transport, attack: AttackConfig
 ) -> RecordDict:
-    """A job as a message to a client of this role; `attack` is the experiment's, which questions may ask about."""
+    """A job as a message to a client of this role; `attack` is the experiment's attack, which questions may use."""
     order: Order
     if isinstance(job, Train):
         order = TrainOrder(setup=setup, round=round_, job=job, transport=transport)
@@ -92,12 +92,12 @@ def job_of(records: RecordDict, order: Order, parts: Parts) -> tuple[Round, Job]
 
 
 def _finite(records: RecordDict, name: str, expected: Specs) -> Tensors:
-    """The tensors of an order. Those of a reply are looked at by `fedrbn.federated.uploads.validation`."""
+    """The tensors of an order. `fedrbn.federated.uploads.validation` checks those of a reply."""
     found = wire.unpacked(records, name, expected)
     for key, tensor in found.items():
         if not bool(torch.isfinite(tensor).all()):
             raise MessageError(
-                f"got {key!r} in {name!r} with numbers that are not finite; expected finite ones. The server's weights "
+                f"got {key!r} in {name!r} with values that are not finite; expected finite ones. The server's weights "
                 "have diverged: lower train.lr."
             )
     return found
@@ -118,19 +118,19 @@ def reply_records(result: Result, received: Tensors, parts: Parts, transport: Tr
 
 
 def failure_records(failure: Failure) -> RecordDict:
-    """A failure as a message: it holds no tensors."""
+    """A failure as a message, without tensors."""
     return RecordDict({"reply": wire.text(Reply(failure=replace(failure, cause=failure.cause[:MOST_CAUSE])))})
 
 
 def result_of(
     records: RecordDict, round_: Round, job: Job, member: Member, parts: Parts, transport: Transport
 ) -> Result:
-    """The result in a reply to this job; anything else than what was asked for is an error."""
+    """The result in a reply to this job; an answer to anything else is an error."""
     said = wire.value_of(records, "reply", Reply).result
     if (said.client, said.round) != (job.client, round_.number):
         raise MessageError(
             f"got an answer of client {said.client!r} in round {said.round + 1}; expected {job.client!r} in "
-            f"round {round_.number + 1}. The node mixes up its jobs."
+            f"round {round_.number + 1}. The node confuses its jobs."
         )
     if isinstance(said, Failure):
         return said
@@ -141,7 +141,7 @@ def result_of(
         return replace(said, correct=_answers(records, job))
     raise MessageError(
         f"got {type(said).__name__} to {type(job).__name__}; expected Upload to Train, Answers to Evaluate. The node "
-        "mixes up its jobs."
+        "confuses its jobs."
     )
 
 
@@ -157,7 +157,7 @@ def _uploaded(
 
 
 _MOST_ANSWERS = 10_000_000
-"""Bytes of the answers of a client, a byte per sample and question."""
+"""Maximum bytes of a client's answers, one byte per sample and question."""
 
 
 def _answers(records: RecordDict, job: Evaluate) -> Tensors:
@@ -166,16 +166,16 @@ def _answers(records: RecordDict, job: Evaluate) -> Tensors:
     checks = any(not isinstance(question, Accuracy) for question in job.questions)
     extra = {name for name in found.keys() - asked if not (checks and name.startswith("check ") and len(name) < 100)}
     if extra or asked - found.keys():
-        raise MessageError(f"got answers {sorted(found)[:5]}; expected those to the questions: {sorted(asked)[:5]}.")
+        raise MessageError(f"got answers {sorted(found)[:5]}; expected answers to the questions: {sorted(asked)[:5]}.")
     for name, answer in found.items():
-        empty = job.part == "test" and not answer.numel()  # nobody is without test samples; none would blank the mean
+        empty = job.part == "test" and not answer.numel()  # every client has test samples; none would give NaN
         if answer.dtype != torch.bool or answer.ndim != 1 or empty:
             raise MessageError(f"got {answer.dtype} {tuple(answer.shape)} as answer {name!r}; expected booleans [n].")
     return found
 
 
 def _lowered(specs: Mapping[str, Spec], parts: Parts, transport: Transport) -> Specs:
-    """What tensors look like on their way."""
+    """The specs of tensors in transit."""
     return {name: replace(spec, dtype=_travelling(name, spec.dtype, parts, transport)) for name, spec in specs.items()}
 
 

@@ -1,4 +1,4 @@
-"""A client that joins a federation under way: it gets θ like everybody, and a batch norm to start from."""
+"""A client that joins a running federation: it gets θ like all clients, and a batch norm to start from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Member, Role, Tensors
 
 Refuse = Callable[[str, str], None]
-"""Told of a client whose batch norm is not used, and why."""
+"""Called with a client whose batch norm is not used, and the reason."""
 
 
 def welcomed(
@@ -22,10 +22,10 @@ def welcomed(
 ) -> ServerState:
     """The state with a batch norm for every member of the plan.
 
-    A client that the server does not know gets back what it has kept itself, if that is in `own` and passes the checks
-    of an upload. Anybody else starts from the mean of those that have trained, weighted by their samples; BN_a of an ST
-    client is then estimated from the donors (Eq. 3), which weigh the same as long as nothing is known of the client's
-    own data.
+    A client that the server does not know gets back its own stored batch norm, if that is in `own` and passes the
+    checks of an upload. All others start from the mean of the clients that have trained, weighted by samples. BN_a of
+    an ST client is then estimated from the donors (Eq. 3), with equal weights as long as nothing is known about the
+    client's own data.
     """
     new = [member for member in plan.members if member.id not in state.personal]
     if not new:
@@ -34,7 +34,7 @@ def welcomed(
     own = _sound(own, new, start, plan, refuse)
     personal = state.personal | {member.id: start | own.get(member.id, {}) for member in new}
     receivers = [member.id for member in new if member.role is Role.ST]
-    trained = [client for client in receivers if client in own]  # what they have kept is of their own data
+    trained = [client for client in receivers if client in own]  # their stored batch norm reflects their own data
     known = replace(state, personal=personal, reported=state.reported | dict.fromkeys(trained, state.round))
     estimates = propagated(known, plan, receivers)
     return replace(state, personal=personal | {client: personal[client] | own for client, own in estimates.items()})
@@ -43,7 +43,7 @@ def welcomed(
 def _sound(
     own: Mapping[str, Tensors], members: Sequence[Member], start: Tensors, plan: Plan, refuse: Refuse
 ) -> dict[str, Tensors]:
-    """The batch norms that could have been uploads of clients that began with `start`: BN_a too, whatever the role."""
+    """The batch norms that would be valid uploads of clients that started from `start`; includes BN_a for all roles."""
     lengths = {name: length(tensor) for name, tensor in start.items() if tensor.is_floating_point()}
     names, found, place = replace(plan.names, shared=frozenset()), dict[str, Tensors](), scratch()
     for member in members:
@@ -60,7 +60,7 @@ def _sound(
 
 
 def _start(state: ServerState, plan: Plan, net: DualNet) -> Tensors:
-    """The mean batch norm of all that have trained, BN_a of the AT users; the initial one where there is none."""
+    """The mean batch norm of all clients that have trained, for BN_a of the AT users; the initial one if none have."""
     initial = next(iter(initial_state(net, plan).personal.values()))
     trained = [member for member in plan.members if member.id in state.reported]
     floats = {name: value for name, value in initial.items() if value.is_floating_point()}

@@ -1,4 +1,4 @@
-"""What a client is asked in an evaluation, as data: kinds and numbers from fixed lists, never code."""
+"""The questions of an evaluation as data: kinds and numbers from fixed lists, never code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEPLOYMENTS: dict[str, Deployment] = {deployment_name(each): each for each in (
 
 
 class AttackData(Section):
-    """An attack: a kind and its settings, or the section of a config, which may name one's own."""
+    """An attack: a kind and its settings, or a config section, which may name your own attack."""
 
     kind: Label | None = None
     settings: dict[str, Any] = Field(default_factory=dict, max_length=20)
@@ -59,7 +59,7 @@ def as_data(question: Question, config: AttackConfig) -> AccuracyData | Diagnosi
         case Accuracy(deployment, label, attack, adaptive, limit, radius):
             return AccuracyData(
                 deployment=_name(deployment),
-                # without an attack its name is of no use, and an ST client need not know it
+                # without an attack its name is not needed, and an ST client should not learn it
                 label="" if attack is None and limit is None else label,
                 attack=None if attack is None else _attack_data(attack, config),
                 adaptive=adaptive,
@@ -70,8 +70,8 @@ def as_data(question: Question, config: AttackConfig) -> AccuracyData | Diagnosi
             return DiagnosisData(deployment=_name(deployment), samples=samples)
         case _:
             raise MessageError(
-                f"got a question of type {type(question).__name__}; expected Accuracy or Diagnosis, which travel as "
-                "data. Ask questions of your own in an embedded run."
+                f"got a question of type {type(question).__name__}; expected Accuracy or Diagnosis, which can be sent "
+                "as data. Use your own questions in an embedded run."
             )
 
 
@@ -84,7 +84,7 @@ def from_data(data: AccuracyData | DiagnosisData) -> Question:
 
 
 def attacks_in(questions: Iterable[AccuracyData | DiagnosisData]) -> list[AttackConfig]:
-    """The attacks that questions give as a section of a config, which may name somebody's code."""
+    """The attacks that questions give as a config section, which may name user code."""
     given = [question.attack for question in questions if isinstance(question, AccuracyData)]
     return [attack.config for attack in given if attack is not None and attack.config is not None]
 
@@ -113,8 +113,8 @@ def _attack_data(attack: LogitsAttack, config: AttackConfig) -> AttackData:
     if isinstance(attack, Untargeted) and value == from_config(config):
         return AttackData(config=config)
     raise MessageError(
-        f"got attack {value!r}; expected a built-in one or the experiment's own, which travel as data. Evaluate "
-        "under it in an embedded run."
+        f"got attack {value!r}; expected a built-in one or the experiment's own, which can be sent as data. Evaluate "
+        "with it in an embedded run."
     )
 
 
@@ -126,7 +126,7 @@ def _made(kind: type[Any], settings: dict[str, Any]) -> Any:
         return TypeAdapter(kind).validate_python(settings)
     except (ValidationError, ValueError) as error:
         raise MessageError(
-            f"got settings of {kind.__name__} that it does not take ({error}); expected its own. Check that both "
+            f"got settings of {kind.__name__} that are not valid ({error}); expected valid ones. Check that both "
             "sides run the same version of fedrbn."
         ) from None
 
@@ -134,7 +134,7 @@ def _made(kind: type[Any], settings: dict[str, Any]) -> Any:
 def _name(deployment: Deployment) -> str:
     name = deployment_name(deployment)
     if _DEPLOYMENTS.get(name) != deployment:
-        raise MessageError(f"got deployment {name!r}; expected one of {', '.join(_DEPLOYMENTS)} to ask for by name.")
+        raise MessageError(f"got deployment {name!r}; expected one of {', '.join(_DEPLOYMENTS)} by name.")
     return name
 
 

@@ -1,8 +1,8 @@
-"""Who a client is: the node key and the number of samples that it first came with, in `nodes.json` for good.
+"""The identity of each client: the node key and number of samples of its first registration, kept in `nodes.json`.
 
-Client ids are names that nodes give themselves; keys are what the SuperLink checks. A client belongs to the first node
-that comes as it. That node is known again by its key, or, when the operator has renewed the key, by the name that the
-operator registered it with. Keys mean something only if the SuperLink authenticates nodes: simulated nodes have none.
+Client ids are names that nodes choose themselves; keys are checked by the SuperLink. A client belongs to the first node
+that registers with its id. That node is recognised by its key or, if the operator has renewed the key, by the name that
+the operator registered. Keys count only if the SuperLink authenticates nodes: simulated nodes have no keys.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _PEM = b"-----BEGIN PUBLIC KEY-----"
 
 
 class Identity(Section):
-    """What the SuperLink says of a node."""
+    """What the SuperLink knows about a node."""
 
     key: Digest | None = None
     """SHA-256 of its public key; None if it has none."""
     name: str | None = Field(default=None, max_length=1000)
-    """The name that the operator registered the key with."""
+    """The name under which the operator registered the key."""
 
 
 class Registration(Identity):
-    """A client as it first came."""
+    """A client at its first registration."""
 
     samples: SampleCount
 
@@ -44,8 +44,8 @@ _ENTRIES = TypeAdapter(dict[str, Registration])
 
 
 def identities(grid: Grid) -> dict[int, Identity]:
-    """The nodes that are there, by node id, as far as the SuperLink knows keys."""
-    tell = getattr(grid, "get_nodes", None)  # part of Flower's grids, not of their common interface
+    """The connected nodes by node id, with their keys if the SuperLink knows them."""
+    tell = getattr(grid, "get_nodes", None)  # Flower's grids have it, but it is not part of their common interface
     if tell is None:
         return dict.fromkeys(grid.get_node_ids(), ANYBODY)
     return {
@@ -57,25 +57,25 @@ def identities(grid: Grid) -> dict[int, Identity]:
 
 
 class Registry:
-    """The clients of a run and their owners. What it is told is on disk before the caller goes on."""
+    """The clients of a run and their owners. Changes are on disk before a call returns."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.entries: dict[str, Registration] = _read(path)
 
     def objection(self, client: str, node: Identity) -> str | None:
-        """Why a node cannot be this client; None if it can: nobody is yet, or it is the owner."""
+        """Why a node cannot be this client; None if it can, because the client is new or the node owns it."""
         owner = self.entries.get(client)
         if owner is None or owner.key is None or owner.key == node.key or (owner.name and owner.name == node.name):
             return None
         return (
             f"got client {client!r} from a node with key {(node.key or 'none')[:12]}; expected key {owner.key[:12]}, "
-            f"with which this client first came. Give the node a name of its own. If the client's key was renewed, "
+            f"with which this client first registered. Give the node another name. If the client's key was renewed, "
             f"register it with the same --name as before, or remove the client from {self.path.name}."
         )
 
     def register(self, client: str, node: Identity, samples: int) -> Registration:
-        """Note a client that may come; returns what it is registered with, which for one known before stays."""
+        """Register an admitted client; returns its registration, which for a known client does not change."""
         known = self.entries.get(client)
         entry = Registration(key=node.key, name=node.name, samples=known.samples if known else samples)
         if known is not None and (node.key is None or known.key == node.key):
@@ -86,7 +86,7 @@ class Registry:
         return entry
 
     def samples(self) -> Mapping[str, int]:
-        """The number of samples that each client first came with."""
+        """The number of samples of each client's first registration."""
         return {client: entry.samples for client, entry in self.entries.items()}
 
 
@@ -97,6 +97,6 @@ def _read(path: Path) -> dict[str, Registration]:
         return _ENTRIES.validate_json(path.read_bytes())
     except (OSError, ValidationError, ValueError, RecursionError) as error:
         raise StorageError(
-            f"got {path}, which cannot be read ({type(error).__name__}); expected which node each client is. Bring it "
-            "back, or remove it: clients then belong to the first node that comes as them."
+            f"got {path}, which cannot be read ({type(error).__name__}); expected the node of each client. Restore "
+            "it, or remove it: each client then belongs to the first node that registers with its id."
         ) from None

@@ -1,8 +1,8 @@
-"""Who takes part: nodes introduce themselves, join, leave and come back; the server knows clients, Flower knows nodes.
+"""Which clients take part: nodes introduce themselves, join, leave and return; it maps clients to Flower's nodes.
 
-Node ids may change when a node is started anew; a client is who its node says it is, and belongs to the first node
-that said so (`registry`). A node of the same key waits if the client is still there. A client keeps its duty, its place
-and its number of samples for good, so that a run that is resumed has the same numbers.
+Node ids may change when a node restarts. A node says which client it is, and a client belongs to the first node that
+said so (`registry`). A second node with the same key waits while the client is still connected. A client keeps its
+duty, its position and its number of samples permanently, so that a resumed run has the same numbers.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from fedrbn.flower.wire import Specs
 from fedrbn.types import Duty, Member, Tensors
 
 Decide = Callable[[Mapping[str, Introduction]], Mapping[str, Duty]]
-"""Duties for all nodes that are there."""
+"""Duties for all connected nodes."""
 Objection = Callable[[Introduction], str | None]
 """Why a node cannot take part; None if it can."""
 
 
 @dataclass(frozen=True)
 class Guest:
-    """A node that has introduced itself, and the batch norm that it has kept, not yet looked at."""
+    """A node that has introduced itself, and its stored batch norm, not yet checked."""
 
     node: int
     introduction: Introduction
     records: RecordDict
     identity: Identity = ANYBODY
-    """What the SuperLink says of the node."""
+    """What the SuperLink knows about the node."""
 
     @property
     def place(self) -> tuple[bool, int, str]:
-        """The order of clients: as they share a data set, then by name."""
+        """The sort key of clients: first those with a part of a shared data set, then by name."""
         told = self.introduction
         return told.partition is None, told.partition or 0, told.client
 
 
 class Lobby:
-    """Asks every node once who it is."""
+    """Asks every node once to introduce itself."""
 
     def __init__(
         self,
@@ -66,18 +66,18 @@ class Lobby:
         self.deadline = deadline
         self.poll = poll
         self.bind = bind
-        """Whether keys are looked at."""
+        """Whether keys are checked."""
         self.known: set[int] = set()
-        """Nodes that have answered, whatever they said."""
+        """Nodes that have answered, with any answer."""
         self.silent: dict[int, int] = {}
-        """How often nodes were asked and gave no answer: they are asked less and less often."""
+        """How often nodes were asked without an answer: they are asked less and less often."""
         self.calls = 0
 
     def newcomer_data(self) -> tuple[set[int], list[Guest]]:
-        """(the nodes that are there, those of them that have introduced themselves just now)."""
+        """(the connected nodes, those of them that have just introduced themselves)."""
         nodes = identities(self.grid)
         here = set(nodes)
-        self.known &= here  # a node that comes back is asked anew: its data may be others
+        self.known &= here  # a node that returns is asked again: its data may have changed
         self.silent = {node: times for node, times in self.silent.items() if node in here}
         self.calls += 1
         asked = [node for node in sorted(here - self.known) if self.calls % 2 ** self.silent.get(node, 0) == 0]
@@ -87,7 +87,7 @@ class Lobby:
         for node, reply in exchange(
             self.grid, letters, "query", group="handshake", deadline=self.deadline, poll=self.poll
         ):
-            if isinstance(reply, Silence):  # it is asked again, but others should not wait for it every time
+            if isinstance(reply, Silence):  # it is asked again later, but others should not wait for it every time
                 self.silent[int(node)] = min(self.silent.get(int(node), 0) + 1, 6)
                 self.log("no introduction", node=node, reason=reply.cause)
                 continue
@@ -110,7 +110,7 @@ class Lobby:
 
 
 class Roster:
-    """The clients that have ever taken part, in a fixed order, and the nodes that some of them are now."""
+    """All clients that have ever taken part, in a fixed order, and the current nodes of those that are connected."""
 
     def __init__(
         self, members: Iterable[Member], registry: Registry, decide: Decide, objection: Objection, log: EventLog
@@ -119,26 +119,26 @@ class Roster:
         self.members: dict[str, Member] = {
             member.id: replace(member, samples=first.get(member.id, member.samples)) for member in members
         }
-        """With the number of samples that each first came with."""
+        """With the number of samples of each client's first registration."""
         self.registry = registry
         self.present: dict[str, Guest] = {}
         self.told: dict[str, Introduction] = {}
-        """What each client said last, also of those that have left."""
+        """The last introduction of each client, including those that have left."""
         self.queue: list[Guest] = []
-        """Nodes that say they are a client who is there already: it may be that this one has not been missed yet."""
+        """Nodes that claim a client that is still connected: perhaps its loss has not been noticed yet."""
         self.decide = decide
         self.objection = objection
         self.log = log
 
     def address(self, client: str) -> tuple[int, Member] | None:
-        """The node and the member that a client is now, with the number of samples that it has introduced."""
+        """The current node and member of a client, with the number of samples that it introduced."""
         guest = self.present.get(client)
         if guest is None:
             return None
         return guest.node, replace(self.members[client], samples=guest.introduction.samples)
 
     def update(self, here: set[int], guests: Iterable[Guest]) -> None:
-        """Note who has left, and let those in who may come."""
+        """Record which clients have left, and admit guests that are allowed."""
         for client in [client for client, guest in self.present.items() if guest.node not in here]:
             del self.present[client]
             self.log("left", client=client)
@@ -157,8 +157,8 @@ class Roster:
                 self.log(
                     "claim ignored",
                     client=told.client,
-                    reason=f"got {told.samples} samples; expected {samples}, with which the client first came and for "
-                    "which it goes on counting. Start a new run to count them anew.",
+                    reason=f"got {told.samples} samples; expected {samples}, as in the client's first registration, "
+                    "which still counts. Start a new run to use the new number.",
                 )
             self.log(
                 "joined",
@@ -179,8 +179,8 @@ class Roster:
             if guest in again:
                 return False
             reason = (
-                f"got a second node that is client {told.client!r}; expected one. It waits for the first to leave; if "
-                "that is not what you want, give each SuperNode its own partition-id or name."
+                f"got a second node for client {told.client!r}; expected one. It waits for the first to leave. If "
+                "that is not intended, give each SuperNode its own partition-id or name."
             )
         if reason is not None:
             self.log("refused", node=str(guest.node), client=told.client, reason=reason)
@@ -190,12 +190,12 @@ class Roster:
         return True
 
     def assign(self, members: Iterable[Member]) -> None:
-        """Give these clients the duties that they have now."""
+        """Set the current duties of these clients."""
         for member in members:
             self.members[member.id] = replace(self.members[member.id], duty=member.duty)
 
     def kept(self, clients: Iterable[str], parts: Specs) -> dict[str, Tensors]:
-        """The batch norms that these clients have kept themselves, where they have and it can be used."""
+        """The batch norms that these clients have stored themselves, where available and valid."""
         found: dict[str, Tensors] = {}
         for client in clients:
             guest = self.present.get(client)
@@ -208,9 +208,9 @@ class Roster:
         return found
 
     def refuse_kept(self, client: str, reason: str) -> None:
-        """Note that a batch norm which a client has kept is not used: it starts like anybody new."""
+        """Record that a client's stored batch norm is not used: it starts like a new client."""
         self.log("kept batch norm refused", client=client, reason=reason)
 
     def forget_kept(self) -> None:
-        """Let go of the batch norms that nodes came with, once they are used."""
+        """Free the batch norms that nodes sent, after they were used."""
         self.present = {client: replace(guest, records=RecordDict()) for client, guest in self.present.items()}

@@ -1,6 +1,6 @@
-"""A run on Flower: gather the nodes, then the very rounds, checkpoints and records of an embedded run.
+"""A run on Flower: wait for the nodes, then the same rounds, checkpoints and records as an embedded run.
 
-Started again with the same run directory, a run goes on from its last checkpoint, whatever has been killed: the
+Restarted with the same run directory, a run continues from its last checkpoint, no matter which process was killed: the
 server's program, the SuperLink, or nodes.
 """
 
@@ -35,19 +35,19 @@ from fedrbn.types import Role
 
 
 def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
-    """Train and evaluate what the run config asks for with the nodes that are there; returns the record."""
+    """Train and evaluate the experiment of the run config with the connected nodes; returns the record."""
     experiment, settings = experiment_of(run_config)
     if experiment.malice.attack is not None:
         raise ConfigError(
             f"got malice.attack = {experiment.malice.attack!r} in a federation; expected none: simulated attackers are "
             "for embedded runs. Leave the section out."
         )
-    privacy_of(experiment)  # refuses settings that exclude each other, which no node could see
+    privacy_of(experiment)  # rejects conflicting settings, which no node could detect
     noise = (experiment.privacy.statistics_noise, experiment.privacy.update_noise)
     if noise != (None, None) and not experiment.privacy.secret:
         raise ConfigError(
-            "got noise in [privacy] without privacy.secret in a federation; expected it to be true: noise from the "
-            "run's seed, which server and nodes know, can be subtracted by any of them. Set privacy.secret = true."
+            "got noise in [privacy] without privacy.secret in a federation; expected it to be true: the server "
+            "and all nodes know the run's seed and can subtract noise that comes from it. Set privacy.secret = true."
         )
     directory = _directory(experiment)
     log = EventLog(directory.path / "events.jsonl")
@@ -63,7 +63,7 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
             record = train_and_evaluate(
                 federation.prepared(), directory, execute, RoundLog(log), revise=federation.revise
             )
-        except Exception as error:  # whatever it is: whoever looks only at the log learns of it
+        except Exception as error:  # any error: it must also appear in the log
             log("stopped", reason=f"{type(error).__name__}: {error}")
             raise
         log("finished", round=record["round"], mean=record["mean"], unanswered=record.get("unanswered", {}))
@@ -71,7 +71,7 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
 
 
 def _directory(experiment: Experiment) -> RunDirectory:
-    """The run's directory, new or as it was left; one of another experiment is refused."""
+    """The run's directory, new or existing; a directory of another experiment is an error."""
     path = Path(experiment.run.out) if experiment.run.out else place(Path("runs"), experiment, "flower-")
     if not (path / "config.toml").exists():
         return RunDirectory.create(path, experiment)
@@ -79,13 +79,13 @@ def _directory(experiment: Experiment) -> RunDirectory:
     if directory.experiment().key() != experiment.key():
         raise StorageError(
             f"got run directory {path}, which holds another experiment ({directory.experiment().key()}); expected "
-            f"{experiment.key()}, to go on with. Choose another run.out, or the settings it was started with."
+            f"{experiment.key()}, to continue it. Choose another run.out, or the settings it was started with."
         )
     return directory
 
 
 def _token(directory: RunDirectory) -> str:
-    """Names this run to its clients; the same when it is resumed."""
+    """Identifies this run to its clients; the same when it is resumed."""
     path = directory.path / "token.json"
     if not path.exists():
         write_atomically(path, json.dumps(secrets.token_hex(16)).encode())
@@ -95,7 +95,7 @@ def _token(directory: RunDirectory) -> str:
 def _gathered(
     grid: Grid, experiment: Experiment, settings: FlowerConfig, directory: RunDirectory, log: EventLog
 ) -> RemoteFederation:
-    """Wait until enough nodes have introduced themselves, and let in those that agree."""
+    """Wait until enough nodes have introduced themselves, and admit those that agree."""
     token = _token(directory)
     setup = wire.text(setup_for(Role.ST, experiment, token))
     lobby = Lobby(
@@ -125,7 +125,7 @@ def _gathered(
 
 
 def _wait(lobby: Lobby, settings: FlowerConfig, end: float) -> tuple[set[int], list[Guest]]:
-    """The nodes that are there, and those that have introduced themselves, in order: enough of them, before `end`."""
+    """The connected nodes, and the nodes that have introduced themselves, in order; enough of them, before `end`."""
     guests: dict[int, Guest] = {}
     while True:
         here, new = lobby.newcomer_data()
@@ -135,13 +135,13 @@ def _wait(lobby: Lobby, settings: FlowerConfig, end: float) -> tuple[set[int], l
         if time.monotonic() > end:
             raise ConfigError(
                 f"got {len(guests)} nodes that take part within {settings.wait:g} s; expected flower.nodes = "
-                f"{settings.nodes}. Start more SuperNodes, or look in events.jsonl why others were refused."
+                f"{settings.nodes}. Start more SuperNodes; events.jsonl says why others were refused."
             )
         time.sleep(settings.poll)
 
 
 def _common(directory: RunDirectory, settings: FlowerConfig, nodes: list[Introduction]) -> Agreement:
-    """What nodes have to have in common: as the run had it before, else as most have it."""
+    """What nodes must have in common: as earlier in this run, else what most nodes have."""
     found = agreement(version("fedrbn"), settings.classes, nodes)
     if not described(directory):
         return found

@@ -1,8 +1,8 @@
 """Flower's run config and node config as our settings.
 
-The run config holds settings of the experiment by `section.key` (an empty text leaves one open) and, as `flower.key`,
-those of `FlowerConfig`. Flower hands it to every node. What ST nodes have no use for, the `[attack]` section, is in the
-server's own file, which `flower.config` names.
+The run config contains settings of the experiment as `section.key` (an empty text leaves one unset) and those of
+`FlowerConfig` as `flower.key`. Flower sends it to every node. The `[attack]` section, which ST nodes do not need, is in
+the server's own file, named by `flower.config`.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ Values: TypeAlias = Mapping[str, bool | int | float | str]
 
 
 class FlowerConfig(Section):
-    """How the server deals with nodes; `flower.key` in the run config."""
+    """How the server works with nodes; `flower.key` in the run config."""
 
     config: str = ""
-    """A TOML file of settings on the server's machine; the run config goes on top."""
+    """A TOML file of settings on the server's machine; the run config overrides it."""
     nodes: int = Field(default=2, ge=1)
-    """Training starts when so many nodes have introduced themselves."""
+    """Training starts when this many nodes have introduced themselves."""
     wait: float = Field(default=300.0, ge=0)
-    """Most seconds to wait for them."""
+    """Maximum seconds to wait for them."""
     deadline: float = Field(default=600.0, gt=0)
     """Seconds that nodes have for a job."""
     introduction: float = Field(default=120.0, gt=0)
     """Seconds that a node has to introduce itself."""
     poll: float = Field(default=0.2, gt=0)
-    """Seconds between two looks for answers."""
+    """Seconds between two polls for answers."""
     roles: Literal["config", "budget"] = "config"
-    """Who does what: as federation.at or federation.duties says, or what nodes can afford by their own statement."""
+    """Who assigns duties: federation.at or federation.duties, or what nodes say they can afford."""
     transport: Transport = "float32"
-    """How the shared weights travel."""
+    """The data type of the shared weights in messages."""
     bind_keys: bool = True
-    """Whether a client belongs to the node key that it first came with; see `fedrbn.flower.registry`."""
+    """Whether a client belongs to the node key of its first registration; see `fedrbn.flower.registry`."""
     classes: str = ""
-    """The classes by name, separated by commas, that every node must have; empty takes those of most nodes."""
+    """The class names, separated by commas, that every node must have; empty uses those of most nodes."""
 
 
 def experiment_of(run_config: Values) -> tuple[Experiment, FlowerConfig]:
-    """The resolved experiment and the server's settings that a run config asks for."""
+    """The resolved experiment and the server's settings from a run config."""
     own: dict[str, Any] = {}
     settings: list[tuple[str, str, Any]] = []
     for name, value in run_config.items():
@@ -92,38 +92,38 @@ def _validated(own: dict[str, Any]) -> FlowerConfig:
         known = nearest and nearest[0] != key
         remedy = f"did you mean flower.{nearest[0]}?" if known else "see docs/flower-settings.md."
         raise ConfigError(
-            f"got flower.{key} = {first['input']!r} in the run config; expected otherwise: {first['msg']}; {remedy}"
+            f"got flower.{key} = {first['input']!r} in the run config; expected another value: {first['msg']}; {remedy}"
         ) from None
 
 
 class NodeConfig(Section):
-    """What a site says of itself in Flower's node config; keys of its own, for its data factory, are left alone."""
+    """What a site says about itself in Flower's node config; further keys, for its data factory, are ignored here."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore", alias_generator=lambda name: name.replace("_", "-"), allow_inf_nan=False
     )
 
     partition_id: int | None = Field(default=None, ge=0)
-    """Take this user's part of the data set that the server names."""
+    """Use this user's part of the data set that the server names."""
     data: str | None = None
     """The site's own data instead: package.module:factory, see `fedrbn.flower.site`."""
     name: ClientId | None = None
     """The client's id, for own data."""
     state: str | None = None
-    """Directory for what the client remembers."""
+    """Directory for what the client keeps between rounds."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
     role: Role | None = None
-    """What the site says it can afford."""
+    """The role that the site says it can afford."""
     macs_per_second: float | None = Field(default=None, gt=0)
     memory: Quantity | None = None
     bandwidth: Quantity | None = None
     probe: float | None = Field(default=None, gt=0, le=600)
-    """Measure the speed for so many seconds instead of stating it."""
+    """Measure the speed for this many seconds instead of stating a role."""
     max_passes: int = Field(default=20, ge=1)
-    """Most passes over the site's own data in place of one local epoch, whatever number of steps the server orders."""
+    """Maximum passes over the site's own data per local epoch, even if the server orders more steps."""
     require_noise: float | None = Field(default=None, gt=0)
-    """Least noise multiplier of all that leaves this site; it takes no part in a run with less, or with noise that
-    others could subtract."""
+    """Minimum noise multiplier of everything that leaves this site; it does not take part in a run with less noise, or
+    with noise that others can subtract."""
     allow: str = ""
     """package.module:object references, separated by commas, that the server may name. Nothing else is imported."""
 
@@ -135,12 +135,12 @@ class NodeConfig(Section):
         except ValidationError as error:
             first = error.errors()[0]
             raise ConfigError(
-                f"got {first['loc'][0]} = {first['input']!r} in the node config; expected otherwise: {first['msg']}. "
-                "Correct --node-config of this SuperNode."
+                f"got {first['loc'][0]} = {first['input']!r} in the node config; expected another value: "
+                f"{first['msg']}. Correct --node-config of this SuperNode."
             ) from None
 
     def _ensure_noise(self, offered: PrivacyConfig) -> None:
-        """Refuse a run whose uploads would leave with less noise than this site wants on them."""
+        """Raise an error for a run whose uploads would have less noise than this site requires."""
         if self.require_noise is None:
             return
         at_client = None if offered.update_at == "server" else offered.update_noise
@@ -149,17 +149,17 @@ class NodeConfig(Section):
                 got = "none at the client" if noise is None else f"{noise:g}"
                 raise ConfigError(
                     f"got privacy.{key}: {got} from the server; expected at least require-noise = "
-                    f"{self.require_noise:g}, which this site wants. Ask whoever runs the server for more, or lower it "
-                    "in node.toml."
+                    f"{self.require_noise:g}, which this site requires. Ask the operator of the server for more, or "
+                    "lower it in node.toml."
                 )
         if not offered.secret:
             raise ConfigError(
                 "got noise from the run's seed from the server; expected privacy.secret = true, because this site has "
-                "set require-noise and whoever knows the seed can subtract the noise. Ask whoever runs the server."
+                "set require-noise and whoever knows the seed can subtract the noise. Ask the operator of the server."
             )
 
     def state_folder(self) -> Path:
-        """Where the client keeps what it remembers: as configured, $FEDRBN_STATE, or the user's state folder."""
+        """The folder of the client's memory: as configured, $FEDRBN_STATE, or the user's state folder."""
         if self.state is not None:
             return Path(self.state).expanduser()
         if own := os.environ.get("FEDRBN_STATE"):
@@ -168,7 +168,7 @@ class NodeConfig(Section):
         return (Path(base) if base else Path("~/.local/state").expanduser()) / "fedrbn"
 
     def check(self, setup: Setup, attacks: Iterable[AttackConfig] = ()) -> None:
-        """Refuse a server that names code which this site has not allowed; `attacks` are those it asks about."""
+        """Raise an error if the server names code that this site has not allowed; `attacks` are those it asks about."""
         self._ensure_noise(setup.privacy)
         allowed = {part.strip() for part in self.allow.split(",")}
         named = [("model", setup.model.name), ("method", setup.method.name)]

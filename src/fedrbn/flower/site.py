@@ -1,7 +1,7 @@
-"""A site: its own data, its network, what it remembers. Nothing here leaves the machine.
+"""A site: its own data, its network and its memory. Nothing here leaves the machine.
 
 A site's own data come from `package.module:factory` in its node config: a function of the node config that returns
-`SiteData`. Without it a site takes its part of the data set that the server names, which is for trials.
+`SiteData`. Without it, a site uses its part of the data set that the server names, which is meant for trials.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class SiteData:
     validation: Samples
     test: Samples
     label: str | None = None
-    """How tables name the domain, if otherwise."""
+    """The domain's name in tables, if it differs."""
     augment: bool = False
     """Whether training images are flipped and rotated at random."""
 
 
 def local_federation(node: NodeConfig, values: Values, setup: Setup) -> Federation:
-    """This site as a federation of one client; its role is the server's to decide."""
+    """This site as a federation of one client; the server decides its role."""
     if node.data is not None:
         return _own(node, values)
     if node.partition_id is None:
@@ -69,12 +69,12 @@ def local_federation(node: NodeConfig, values: Values, setup: Setup) -> Federati
 
 
 def parts(setup: Setup) -> tuple[Member, ...]:
-    """The users that the server's data set is divided among, in the order of partition-id; roles are not decided."""
+    """The users that the server's data set is divided among, in the order of partition-id; without roles."""
     divided = _divided(setup.data, setup.federation, setup.seed)
     return tuple(Member(user.id, user.domain, Role.ST.duty, len(user.train)) for user in divided.clients)
 
 
-@lru_cache(maxsize=2)  # a simulation asks for its many parts in the same process
+@lru_cache(maxsize=2)  # a simulation requests many parts in the same process
 def _divided(data: DataConfig, federation: FederationConfig, seed: int) -> Federation:
     return build_federation(load_data(data), federation, seed)
 
@@ -104,7 +104,7 @@ def network(node: NodeConfig, setup: Setup, federation: Federation) -> DualNet:
 
 
 def fingerprint(net: DualNet, names: Layout) -> str:
-    """Sixty-four hex digits that name a network's tensors, and which are shared: both sides must have the same."""
+    """Sixty-four hex digits that identify a network's tensors and which are shared; both sides must have the same."""
     lines = [
         f"{name} {tuple(tensor.shape)} {tensor.dtype} {name in names.shared} {name in names.noised}"
         for name, tensor in sorted(tensors(net).items())
@@ -114,13 +114,13 @@ def fingerprint(net: DualNet, names: Layout) -> str:
 
 @dataclass(frozen=True)
 class SiteMemory:
-    """What a client keeps of a run: its own batch norm, in Flower's state and on disk, and what its method remembers.
+    """A client's memory of a run: its own batch norm, in Flower's state and on disk, and what its method remembers.
 
     Flower's state lives as long as the SuperNode; the disk also survives its restart.
     """
 
     folder: Path
-    """Of this run, for all clients of this machine."""
+    """The folder of this run, for all clients on this machine."""
     client: str
 
     @classmethod
@@ -130,11 +130,11 @@ class SiteMemory:
 
     @property
     def store(self) -> Path:
-        """For what methods remember; see `fedrbn.federated.training.memory`."""
+        """The folder for what methods remember; see `fedrbn.federated.training.memory`."""
         return self.folder / "memory"
 
     def keep(self, state: RecordDict, finished: int, personal: Tensors) -> None:
-        """Keep the client's batch norm after so many rounds."""
+        """Store the client's batch norm after this many rounds."""
         record = wire.packed(personal)
         state["personal"] = record
         state["finished"] = ConfigRecord({"rounds": finished})
@@ -143,7 +143,7 @@ class SiteMemory:
         write_atomically(self._file, safetensors.torch.save(content, metadata={"rounds": str(finished)}))
 
     def recall(self, state: RecordDict) -> tuple[int, ArrayRecord] | None:
-        """(rounds, batch norm) as kept; None if there is none, or what is there cannot be read."""
+        """(rounds, batch norm) as stored; None if there is none or it cannot be read."""
         record, finished = state.get("personal"), state.get("finished")
         if isinstance(record, ArrayRecord) and isinstance(finished, ConfigRecord):
             return cast(int, finished["rounds"]), record
@@ -160,5 +160,5 @@ class SiteMemory:
 
 
 def names_of(net: DualNet, setup: Setup) -> Layout:
-    """Which tensors are shared, and which stay."""
+    """Which tensors are shared and which stay local."""
     return layout(net, method_of(setup).local)

@@ -1,7 +1,7 @@
-"""Tensors and JSON as Flower records, checked on arrival: whoever sends them is not trusted.
+"""Tensors and JSON as Flower records, checked on arrival: the sender is not trusted.
 
-A set of tensors is one array whose bytes are a safetensors file, so that Flower moves one object and not hundreds; the
-record of the shared weights is the same object in every message of a round, which Flower's store keeps and sends once.
+A set of tensors is one array whose bytes are a safetensors file, so that Flower transfers one object, not hundreds. The
+record of the shared weights is the same object in every message of a round, so Flower stores and sends it once.
 Nothing is ever unpickled.
 """
 
@@ -24,18 +24,18 @@ from fedrbn.errors import MessageError
 from fedrbn.types import Tensors
 
 SAFETENSORS = "fedrbn.safetensors"
-"""How Flower's array says that its bytes are a safetensors file."""
+"""The type that marks the bytes of a Flower array as a safetensors file."""
 MOST_TEXT = 1_000_000
-"""Characters of JSON in a message."""
+"""Maximum characters of JSON in a message."""
 _TENSORS = "tensors"
 _TEXT = "json"
 _HEADER = 4096
-"""Bytes of a safetensors header for no tensors and for each one, generously."""
+"""Upper limits for the bytes of a safetensors header: the fixed part and the part per tensor."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a tensor has to look like."""
+    """The required shape and type of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -50,7 +50,7 @@ Specs: TypeAlias = dict[str, Spec]
 
 
 def specs(tensors: Tensors) -> Specs:
-    """What these tensors look like."""
+    """The specs of these tensors."""
     return {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
@@ -81,7 +81,7 @@ def unpacked(records: RecordDict, name: str, expected: Mapping[str, Spec]) -> Te
 
 
 def opened(records: RecordDict, name: str, most: int) -> Tensors:
-    """The tensors of a record of at most so many bytes, whatever they are."""
+    """The tensors of a record of at most this many bytes, without checks of their names and shapes."""
     record = records.get(name)
     if not isinstance(record, ArrayRecord) or set(record) != {_TENSORS} or record[_TENSORS].stype != SAFETENSORS:
         raise MessageError(
@@ -95,7 +95,7 @@ def opened(records: RecordDict, name: str, most: int) -> Tensors:
             "the same model."
         )
     try:
-        return from_bytes(content)  # safetensors: a header and numbers, nothing that could be executed
+        return from_bytes(content)  # safetensors: a header and numbers, no executable content
     except (safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise MessageError(
             f"got tensors {name!r} that cannot be read ({error}); expected a safetensors file. The message is damaged."
@@ -109,16 +109,16 @@ class _Fields(Section):
 
 
 class Without:
-    """Beside a dataclass in `Annotated`: JSON holds its fields, with their bounds, but for those that travel elsewhere.
+    """Next to a dataclass in `Annotated`: JSON has its fields and their bounds, except those that are sent separately.
 
-    What arrives is an instance with None in place of those, for whoever reads the message to put in (`replace`).
+    The receiver gets an instance with None in place of those, and fills them in (`replace`).
     """
 
     def __init__(self, *elsewhere: str) -> None:
         self.elsewhere = elsewhere
 
     def __get_pydantic_core_schema__(self, kind: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
-        """The schema of a section with the fields that are left."""
+        """The schema of a section with the remaining fields."""
         model = self._section(kind)
         return core_schema.no_info_after_validator_function(
             lambda section: kind(**dict(section), **dict.fromkeys(self.elsewhere)),
@@ -164,7 +164,7 @@ def value_of(records: RecordDict, name: str, kind: type[_S]) -> _S:
 
 
 def size(records: RecordDict) -> int:
-    """Bytes of the payload of a message, without what the protocol adds."""
+    """Bytes of the payload of a message, without protocol overhead."""
     return sum(
         len(array.data) for record in records.values() if isinstance(record, ArrayRecord) for array in record.values()
     ) + sum(

@@ -1,4 +1,4 @@
-"""Networks: the paper's three by name, anybody's own by reference, and batch norm with two sets of statistics.
+"""Networks: the paper's three by name, your own by reference, and batch norm with two sets of statistics.
 
     net = build("digits", classes=10, width=1.0, image_shape=(3, 28, 28), seed=1)
     net = dual(net)                                   # see `fedrbn.nets.dual_bn`
@@ -26,19 +26,19 @@ from fedrbn.nets.dual_bn import Affine, DualNet, dual, plain, single
 __all__ = ["NETWORKS", "Affine", "DualNet", "Source", "build", "dual", "plain", "single", "state_bytes"]
 
 Source: TypeAlias = nn.Module | Callable[..., object]
-"""A ready network, or what makes one: a function, or the class of a network."""
+"""A network, or a factory for one: a function or the class of a network."""
 
 
 def build(source: str | Source, classes: int, width: float, image_shape: tuple[int, int, int], seed: int) -> nn.Module:
-    """A network for images of (channels, height, width) pixels, with weights decided by `seed` alone.
+    """A network for images of (channels, height, width) pixels; its weights depend only on `seed`.
 
-    `source` is a key of `NETWORKS`, or `package.module:object` for one's own, or such an object itself: a ready
-    network, which is copied with the weights it has, or a factory, often the network's class. A factory gets those of
-    classes, num_classes, channels, in_channels, image_size and width that its signature names.
-    One that hands on whatever it gets (`**kwargs`) gets num_classes and in_channels, as far as they are taken.
+    `source` is a key of `NETWORKS`, or `package.module:object` for your own, or such an object itself: a network, which
+    is copied with its weights, or a factory, often the network's class. A factory receives those of classes,
+    num_classes, channels, in_channels, image_size and width that its signature names.
+    A factory with `**kwargs` also receives num_classes and in_channels, if the code behind it accepts them.
     """
     name = source if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
-    # Only the CPU's generator is seeded and put back: networks are made there, and no GPU need be woken for it.
+    # Only the CPU generator is seeded and restored: networks are made on the CPU, and no GPU needs to be initialised.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         found = _source(source) if isinstance(source, str) else source
@@ -51,7 +51,7 @@ def build(source: str | Source, classes: int, width: float, image_shape: tuple[i
             raise
         except Exception as error:
             raise NetworkError(
-                f"your network factory {name!r} failed: {cause(error)}. Expected one that returns a network when it is "
+                f"your network factory {name!r} failed: {cause(error)}. Expected it to return a network when "
                 f"called with {_listed({**named, **passed_on})}. Correct it."
             ) from None
     if not isinstance(net, nn.Module):
@@ -62,8 +62,8 @@ def build(source: str | Source, classes: int, width: float, image_shape: tuple[i
 
 
 def state_bytes(name: str, classes: int, width: float, image_shape: tuple[int, int, int]) -> int | None:
-    """What the tensors of a network take, found without making them; None for a factory of one's own, which may not
-    bear that."""
+    """Bytes of a network's tensors, computed without allocating them; None for your own factory, which may not support
+    that."""
     if name not in NETWORKS:
         return None
     with torch.device("meta"):
@@ -72,7 +72,7 @@ def state_bytes(name: str, classes: int, width: float, image_shape: tuple[int, i
 
 
 def _source(name: str) -> Source:
-    """The factory or ready network behind a name."""
+    """The factory or network with this name."""
     if name in NETWORKS:
         factory: Source = NETWORKS[name].load()
         return factory
@@ -90,10 +90,10 @@ def _source(name: str) -> Source:
 
 
 def _made(factory: Callable[..., object], named: dict[str, float], passed_on: dict[str, float], seed: int) -> object:
-    """What the factory returns. Of `passed_on`, what the code behind its **kwargs refuses is left out."""
+    """What the factory returns. Arguments in `passed_on` that the code behind its **kwargs rejects are left out."""
     passed_on = dict(passed_on)
     while True:
-        torch.default_generator.manual_seed(seed)  # an import or an attempt before this may have drawn
+        torch.default_generator.manual_seed(seed)  # an import or a previous attempt may have drawn numbers
         try:
             return factory(**named, **passed_on)
         except TypeError as error:
@@ -108,7 +108,7 @@ _REFUSED = re.compile(r"(?:unexpected keyword argument|multiple values for (?:ke
 def _arguments(
     name: str, factory: Callable[..., object], classes: int, width: float, image_shape: tuple[int, int, int]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """What this factory wants to know, out of what we can tell it: by names of its own, and through its **kwargs."""
+    """The arguments that this factory accepts: those in its signature, and those that its **kwargs may take."""
     channels, rows, columns = image_shape
     offered = {
         "classes": classes,
@@ -124,15 +124,15 @@ def _arguments(
     accepted = {key: value for key, value in offered.items() if kinds.get(key) in by_keyword}
     if "image_size" in accepted and rows != columns:
         raise NetworkError(
-            f"got images of {rows}x{columns} pixels for network {name!r}; expected square ones. Set data.image_size, "
+            f"got images of {rows}x{columns} pixels for network {name!r}; expected square images. Set data.image_size, "
             "or use a network factory without the argument image_size."
         )
     try:
         signature.bind(**accepted)
     except TypeError as error:
         raise NetworkError(
-            f"got network factory {name!r} with the signature {signature} ({error}); expected one that can be called "
-            f"with {', '.join(offered)}, or some of these, as keywords. Give its other arguments defaults."
+            f"got network factory {name!r} with the signature {signature} ({error}); expected one that accepts "
+            f"{', '.join(offered)}, or some of these, as keyword arguments. Give its other arguments defaults."
         ) from error
     if inspect.Parameter.VAR_KEYWORD not in kinds.values():
         return accepted, {}

@@ -1,4 +1,4 @@
-"""The network for DomainNet: AlexNet with batch norm after every layer but the last, and no dropout."""
+"""The network for DomainNet: AlexNet with batch norm after every layer except the last, and no dropout."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SMALLEST = 63
 def alexnet_bn(classes: int, width: float = 1.0, image_size: int = 256, channels: int = 3) -> nn.Sequential:
     """The DomainNet network of the paper, with the layer names of its table; 57.1 M parameters for 10 classes.
 
-    The average pool gives the linear layers 6x6 whatever the image size; sizes below 63 are refused.
+    The average pool gives the linear layers 6x6 for any image size; sizes below 63 are an error.
     """
     if image_size < _SMALLEST:
         raise NetworkError(
-            f"got image_size {image_size}; expected at least {_SMALLEST}, below which AlexNet's poolings leave "
-            "nothing. Raise data.image_size, or use the network 'digits' or 'resnet18'."
+            f"got image_size {image_size}; expected at least {_SMALLEST}, because AlexNet's pooling layers leave "
+            "no pixels of smaller images. Raise data.image_size, or use the network 'digits' or 'resnet18'."
         )
     first, second, third, fourth, hidden = (scaled(units, width) for units in (64, 192, 384, 256, 4096))
     return nn.Sequential(

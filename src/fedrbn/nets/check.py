@@ -1,4 +1,4 @@
-"""Whether a network does what training needs, found out by one pass before anything starts."""
+"""Checks with one pass, before anything starts, that a network does what training needs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch, Stats
 
 _NOT_THEIRS = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent))
-"""Where PyTorch and this package are: lines of theirs do not tell people what to correct."""
+"""The folders of PyTorch and this package: their lines in a traceback do not show users what to correct."""
 _MOST_SAID = 300
-"""Letters of an error's own words that are shown."""
+"""Maximum characters of an error's message that are shown."""
 
 
 def check_forward(net: DualNet, x: Tensor, classes: int) -> None:
-    """Refuse a network that fails on a batch of training images, or does not give a finite logit for every class.
+    """Raise an error if a network fails on a batch of training images or does not give finite logits for all classes.
 
-    The pass is that of training, forward and backward, on a copy: neither statistics nor random numbers change.
+    The pass is a training pass, forward and backward, on a copy: neither statistics nor random state change.
     """
     trial, shape = copy.deepcopy(net).train(), list(x.shape)
     try:
@@ -32,26 +32,26 @@ def check_forward(net: DualNet, x: Tensor, classes: int) -> None:
                 logits.sum().backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         raise NetworkError(
-            f"your network failed on {shape}: {cause(error)}. Expected one that takes pixels in [0, 1] of this shape "
-            "(images, channels, height, width) and returns logits. Correct it, or set data.image_size: "
-            "many published networks want 224."
+            f"your network failed on {shape}: {cause(error)}. Expected it to take pixels in [0, 1] of this shape "
+            "(images, channels, height, width) and return logits. Correct it, or set data.image_size: "
+            "many published networks need 224."
         ) from None
     if not isinstance(logits, Tensor) or list(logits.shape) != [len(x), classes]:
         got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise NetworkError(
             f"your network gives {got} for {shape}; expected logits [{len(x)}, {classes}], one for each of the "
-            f"{classes} classes. Let it take num_classes, which is passed to it, or give its last layer {classes} "
+            f"{classes} classes. Accept the argument num_classes, or give its last layer {classes} "
             "outputs."
         )
     if not logits.isfinite().all():
         raise NetworkError(
             f"your network gives logits for {shape} that are not all finite; expected numbers. Check how it normalises "
-            "pixels, which lie in [0, 1], and how its weights begin."
+            "pixels, which are in [0, 1], and how its weights are initialised."
         )
 
 
 def cause(error: BaseException) -> str:
-    """An error of somebody's own code in one line: its kind, what it says, and the last line of theirs on its way."""
+    """An error in user code as one line: its type, its message, and the last line of user code in the traceback."""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)
     ]

@@ -1,4 +1,4 @@
-"""The network for Digits: three convolutions and three linear layers, batch norm after all but the last."""
+"""The network for Digits: three convolutions and three linear layers, with batch norm after all except the last."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fedrbn.errors import NetworkError
 
 
 class Normalise(nn.Module):
-    """Pixels in [0, 1] to the network's scale: (x − 0.5) / 0.5, in [−1, 1].
+    """Scales pixels from [0, 1] to the network's range: (x − 0.5) / 0.5, in [−1, 1].
 
-    It is the first layer of every network here, so that data, attacks and ε stay in pixels.
+    It is the first layer of every network here, so that data, attacks and ε stay in pixel units.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """The pixels on the network's scale."""
+        """The scaled pixels."""
         return (x - 0.5) / 0.5
 
 
 def scaled(units: int, width: float) -> int:
-    """How many channels or hidden units a layer of `units` keeps at this width: rounded, and at least one."""
+    """The number of channels or hidden units of a layer of `units` at this width: rounded, at least one."""
     if width <= 0:
         raise NetworkError(
             f"got width {width}; expected a number above 0. Use 1 for the paper's network, 0.25 for tests."
@@ -34,7 +34,7 @@ def digits_cnn(classes: int, width: float = 1.0, image_size: int = 28, channels:
 
     `bn4` is printed as two-dimensional, but it follows a linear layer, so it is one-dimensional like `bn5`.
     """
-    side = image_size // 4  # two poolings, each halving and rounding down
+    side = image_size // 4  # two pooling layers, each halves and rounds down
     if side < 1:
         raise NetworkError(
             f"got image_size {image_size}; expected at least 4, because the Digits network halves images twice. "

@@ -7,8 +7,8 @@ BN(x; μ, σ) = w (x − μ) / sqrt(σ² + ε₀) + b. A *branch* is one set of 
     net.paired(x, x_adv, Stats.BATCH, Stats.BATCH)    # both branches in one pass over the joined batch
     plain(net, Branch.NOISED)                         # an ordinary network again, ready to deploy
 
-`single(my_network)` gives the same calls to a network with one set of statistics, where both branches are that one:
-the baselines without dual batch norm run through the same training code.
+`single(my_network)` gives the same interface to a network with one set of statistics, which both branches use. So the
+baselines without dual batch norm run through the same training code.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fedrbn.types import Branch, Stats
 
 
 class Affine(Enum):
-    """Whether the two branches share their trainable w, b, or have one pair each."""
+    """Whether the two branches share their trainable w, b or have one pair each."""
 
     SHARED = "shared"
     SEPARATE = "separate"
 
 
 class _Segment(NamedTuple):
-    """A run of rows of the batch and how batch norm treats them."""
+    """Consecutive rows of the batch and how batch norm treats them."""
 
     rows: int
     branch: Branch
@@ -49,11 +49,11 @@ class _Segment(NamedTuple):
 
 @dataclass
 class _Segments:
-    """Batch norm by runs of rows, each through a branch of the layer itself."""
+    """Batch norm by segments of rows, each through one branch of the layer."""
 
     segments: tuple[_Segment, ...]
     together: bool = False
-    """All segments have the same rows, and they come once: the first layer to run parts them."""
+    """All segments use the same rows, which are passed only once: the first layer that runs splits them."""
 
     def __call__(self, layer: DualBatchNorm, x: Tensor) -> Tensor:
         """See `Normalise`."""
@@ -67,7 +67,7 @@ class _Segments:
 
 
 Normalise: TypeAlias = "Callable[[DualBatchNorm, Tensor], Tensor]"
-"""What a call of the network has its batch-norm layers do: from the layer and its input to its output."""
+"""What batch-norm layers do in a call of the network: from the layer and its input to its output."""
 
 _CALL: ContextVar[Normalise | None] = ContextVar("fedrbn dual batch-norm call", default=None)
 _HELD: ContextVar[frozenset[DualBatchNorm]] = ContextVar("fedrbn held batch norms", default=frozenset())
@@ -75,7 +75,7 @@ _HELD: ContextVar[frozenset[DualBatchNorm]] = ContextVar("fedrbn held batch norm
 
 @contextmanager
 def _call(normalise: Normalise) -> Iterator[None]:
-    """Tell the batch-norm layers below this call what to do; nothing stays switched once it returns."""
+    """Set what the batch-norm layers do within this block; nothing stays switched afterwards."""
     token = _CALL.set(normalise)
     try:
         yield
@@ -85,7 +85,7 @@ def _call(normalise: Normalise) -> Iterator[None]:
 
 @contextmanager
 def holding(layers: Iterable[DualBatchNorm]) -> Iterator[None]:
-    """Within this block these layers are frozen: they use their running statistics, whatever the network call says."""
+    """Within this block these layers are frozen: they use their running statistics in every network call."""
     token = _HELD.set(_HELD.get() | frozenset(layers))
     try:
         yield
@@ -114,11 +114,11 @@ class DualBatchNorm(nn.Module):
         return layer if layer.affine else self.clean
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise as the surrounding network call asks."""
+        """Normalise as the surrounding network call specifies."""
         call = _CALL.get()
         if call is None:
             raise NetworkError(
-                "got a dual batch-norm layer called on its own; expected a call of the whole network, which says the "
+                "got a dual batch-norm layer called on its own; expected a call of the whole network with the "
                 "branch: net(x, Branch.CLEAN, Stats.FROZEN). For an ordinary network use plain(net, branch)."
             )
         return call(self, x)
@@ -131,8 +131,8 @@ class DualBatchNorm(nn.Module):
         if self in _HELD.get():
             stats = Stats.FROZEN
         if stats is Stats.FROZEN:
-            # The gradient needs the values of now. PyTorch keeps only a reference, and does not notice when a BATCH
-            # pass through the same branch moves them before `backward`.
+            # The gradient needs the current values. PyTorch keeps only a reference, and does not notice if a BATCH
+            # pass through the same branch changes them before `backward`.
             mean, variance = mean.clone(), variance.clone()
         else:
             count = cast(Tensor, layer.num_batches_tracked)
@@ -152,7 +152,7 @@ class DualBatchNorm(nn.Module):
 
 
 def _parted(x: Tensor, segments: tuple[_Segment, ...]) -> tuple[Tensor, ...]:
-    """The rows of each segment; a layer may see several rows per input (patches of an image, say)."""
+    """The rows of each segment; a layer may see several rows per input, such as patches of an image."""
     rows = sum(segment.rows for segment in segments)
     if x.shape[0] % rows:
         raise NetworkError(
@@ -166,7 +166,7 @@ def _parted(x: Tensor, segments: tuple[_Segment, ...]) -> tuple[Tensor, ...]:
 class DualNet(nn.Module):
     """A network whose batch-norm branch is an argument of the call.
 
-    With a `precision` below float32, convolutions and matrix products compute in it; weights and logits do not.
+    With a `precision` below float32, convolutions and matrix products use it; weights and logits stay float32.
     """
 
     def __init__(self, network: nn.Module, precision: torch.dtype | None = None) -> None:
@@ -181,7 +181,7 @@ class DualNet(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of its weights."""
         return next(self.parameters()).device
 
     @property
@@ -191,13 +191,13 @@ class DualNet(nn.Module):
         return tuple(Branch) if dual else (Branch.CLEAN,)
 
     def logits(self, branch: Branch) -> Callable[[Tensor], Tensor]:
-        """The network as it is deployed, a function of pixels: frozen statistics, float32."""
+        """The network as deployed, a function of pixels: frozen statistics, float32."""
         return lambda x: self.through(x, _Segments((_Segment(len(x), branch, Stats.FROZEN),)))
 
     def surface(self, branch: Branch, example: Tensor) -> Callable[[Tensor], Tensor]:
-        """The same function to differentiate: batch norm is folded where that is exact, which is faster.
+        """The same function for differentiation: batch norm is folded where that is exact, which is faster.
 
-        `example` is a batch of the inputs to come.
+        `example` is a batch like the inputs of later calls.
         """
         return fold(plain(self, branch), example).net
 
@@ -209,7 +209,7 @@ class DualNet(nn.Module):
     def _logits(self, x: Tensor) -> Tensor:
         if self.precision is None:
             return cast(Tensor, self.network(x))
-        # Without its cache, which would keep weights of before an optimizer's step.
+        # Without autocast's cache, which would keep the weights from before an optimizer step.
         with torch.autocast(x.device.type, self.precision, cache_enabled=False):
             return cast(Tensor, self.network(x)).to(x.dtype)
 
@@ -218,9 +218,9 @@ class DualNet(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Logits (f(clean; BN_c), f(noised; BN_a)) from one pass over the joined batch.
 
-        Each part is normalised with, and updates, its own branch's statistics only, so this equals two passes up to
-        float rounding and saves the second pass's overhead. If both are the same tensor, what the network does before
-        its first batch norm is done once for both.
+        Each part uses and updates only its own branch's statistics, so this equals two passes up to float rounding and
+        saves the overhead of the second pass. If both are the same tensor, everything before the network's first batch
+        norm is computed once for both.
         """
         segments = (
             _Segment(len(clean), Branch.CLEAN, clean_stats),
@@ -234,9 +234,9 @@ class DualNet(nn.Module):
 
 
 def _forks_at_first_norm(network: nn.Module) -> bool:
-    """Whether all that the network makes of its input passes through one batch norm first, and without dropout.
+    """Whether everything that the network computes passes through one batch norm first, without dropout before it.
 
-    True only where the order of layers proves it: in plain sequences, however deep they are nested.
+    True only if the order of layers proves it: in `nn.Sequential` containers, at any depth of nesting.
     """
     if isinstance(network, DualBatchNorm):
         return True
@@ -253,7 +253,7 @@ def _forks_at_first_norm(network: nn.Module) -> bool:
 def dual(net: nn.Module, affine: Affine = Affine.SHARED) -> DualNet:
     """A copy of `net` in which every batch-norm layer has a clean and a noised set of statistics.
 
-    Both sets start as the layer's own. With `Affine.SEPARATE` each branch also has its own w, b.
+    Both sets start with the layer's values. With `Affine.SEPARATE` each branch also has its own w, b.
     """
 
     def split(layer: _BatchNorm) -> nn.Module:
@@ -274,7 +274,7 @@ def dual(net: nn.Module, affine: Affine = Affine.SHARED) -> DualNet:
 
 
 def single(net: nn.Module) -> DualNet:
-    """A copy of `net` with its one set of statistics behind both branches: FATAvg, FATBN and their kin."""
+    """A copy of `net` whose branches both use its one set of statistics: for FATAvg, FATBN and similar methods."""
     network, _ = _replaced(net, _BatchNorm, lambda layer: DualBatchNorm(_checked(layer), None))
     return DualNet(network)
 
@@ -293,14 +293,14 @@ def plain(net: DualNet, branch: Branch) -> nn.Module:
 
 
 def set_momentum(net: DualNet, momentum: float) -> None:
-    """Let the running statistics of every batch norm move by this share of the way towards those of each batch."""
+    """Set the momentum of every batch norm: the weight of each batch in the running statistics."""
     for layer in net.modules():
         if isinstance(layer, _BatchNorm):
             layer.momentum = momentum
 
 
 def _checked(layer: _BatchNorm) -> _BatchNorm:
-    """Refuse layers that cannot have a second set of running statistics, or that would not behave the same."""
+    """Raise an error for layers that cannot have a second set of running statistics or would behave differently."""
     kind = type(layer).__name__
     if isinstance(layer, _LazyNormBase):
         raise NetworkError(
@@ -314,8 +314,8 @@ def _checked(layer: _BatchNorm) -> _BatchNorm:
         )
     if type(layer).forward is not _BatchNorm.forward:
         raise NetworkError(
-            f"got {kind}, a batch norm with a forward of its own; expected BatchNorm1d, 2d or 3d. "
-            "Replace it by an ordinary batch-norm layer (and its activation, if it has one, by a module after it)."
+            f"got {kind}, a batch norm with its own forward method; expected BatchNorm1d, 2d or 3d. "
+            "Replace it with an ordinary batch-norm layer (and its activation, if any, with a module after it)."
         )
     return layer
 
@@ -324,9 +324,9 @@ _M = TypeVar("_M", bound=nn.Module)
 
 
 def _replaced(net: nn.Module, kind: type[_M], convert: Callable[[_M], nn.Module]) -> tuple[nn.Module, int]:
-    """A deep copy of `net` with each module of `kind` converted once, wherever and however often it stands."""
+    """A deep copy of `net` with each module of `kind` converted once, even if it is used in several places."""
     if isinstance(net, DualNet):
-        raise NetworkError("got a network that is converted already; expected an ordinary one. Use plain(net, branch).")
+        raise NetworkError("got a network that is already converted; expected an ordinary one. Use plain(net, branch).")
     root = nn.ModuleList([copy.deepcopy(net)])
     converted: dict[int, nn.Module] = {}
     for parent in list(root.modules()):

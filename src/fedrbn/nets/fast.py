@@ -1,9 +1,9 @@
-"""The same network in kernels that are faster on a CPU; logits and gradients differ by float rounding only.
+"""Faster CPU kernels for the same network; logits and gradients differ only by float rounding.
 
-Channels-last weights make PyTorch keep activations channels-last, where max pooling and batch norm are vectorised. The
-gradient at the input, which an attack asks for at every step, costs oneDNN a full block of 16 channels even if the
-image has 3: as a matrix product it costs what it should. Large linear layers go to oneDNN (`nets.linear`), pooling goes
-before the ReLU that it commutes with, and a flattened gradient returns in the layout of what was flattened.
+Channels-last weights make PyTorch keep activations channels-last, where max pooling and batch norm are vectorised. For
+the gradient at the input, which an attack needs at every step, oneDNN computes a full block of 16 channels even if the
+image has 3; a matrix product avoids that. Large linear layers use oneDNN (`nets.linear`), pooling runs before the ReLU
+that it commutes with, and the gradient of a flattened tensor keeps the memory layout of the original.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fedrbn.nets import linear
 from fedrbn.nets.dual_bn import DualNet
 
 _THIN = 4
-"""A convolution of at most so many input channels reads the image itself."""
+"""A convolution with at most this many input channels is taken to read the image itself."""
 _LARGE = 1 << 22
-"""A linear layer of so many weights does not fit into a core's cache; smaller ones are faster as they are."""
+"""A linear layer with this many weights does not fit into a core's cache; smaller ones are faster unchanged."""
 
 
 def fast(net: DualNet) -> DualNet:
@@ -31,7 +31,7 @@ def fast(net: DualNet) -> DualNet:
     net = copy.deepcopy(net)
     replaced = {layer: _quicker(layer) for layer in net.modules()}
     for parent in list(net.modules()):
-        for name, child in parent._modules.items():  # a layer that stands in two places is met twice
+        for name, child in parent._modules.items():  # a layer that is used in two places is visited twice
             if child is not None:
                 parent._modules[name] = replaced[child]
         if type(parent) is nn.Sequential:
@@ -40,7 +40,7 @@ def fast(net: DualNet) -> DualNet:
 
 
 def in_precision(net: DualNet, precision: torch.dtype | None) -> DualNet:
-    """A copy of a network whose convolutions and matrix products compute in this precision; None leaves it as it is."""
+    """A copy of a network whose convolutions and matrix products use this precision; None changes nothing."""
     net = copy.deepcopy(net)
     net.precision = precision
     return net
@@ -58,9 +58,9 @@ def _quicker(layer: nn.Module) -> nn.Module:
 
 
 def _pool_first(layers: nn.Sequential) -> None:
-    """Let each max pooling run before the ReLU in front of it: the same numbers and gradients, fewer of them.
+    """Run each max pooling before the preceding ReLU: same values and gradients, but ReLU has fewer values to process.
 
-    The largest of max(x, 0) is max(largest x, 0), from the same pixel; where that is 0, ReLU's gradient is 0 as well.
+    The maximum of max(x, 0) is max(max x, 0), from the same pixel; where that is 0, the gradient of ReLU is also 0.
     """
     for one, two in pairwise(list(layers._modules)):
         relu, pool = layers._modules[one], layers._modules[two]
@@ -78,7 +78,7 @@ def _is_thin(layer: nn.Conv2d) -> bool:
 
 
 def _thin(layer: nn.Conv2d) -> ThinConv2d:
-    """The same layer, with the very same parameters."""
+    """The same layer, sharing the same parameters."""
     made = ThinConv2d(
         layer.in_channels,
         layer.out_channels,
@@ -87,24 +87,24 @@ def _thin(layer: nn.Conv2d) -> ThinConv2d:
         cast(Any, layer.padding),
         cast(Any, layer.dilation),
         bias=layer.bias is not None,
-        device="meta",  # nothing to allocate or to draw: the parameters are replaced
+        device="meta",  # nothing to allocate or initialise: the parameters are replaced
     )
     made.weight, made.bias = layer.weight, layer.bias
     return made.train(layer.training)
 
 
 class ThinConv2d(nn.Conv2d):
-    """A convolution of few input channels whose gradient at the input is a matrix product."""
+    """A convolution with few input channels that computes its gradient at the input as a matrix product."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
-        if torch.is_autocast_enabled("cpu"):  # which would convert in the forward pass only
+        if torch.is_autocast_enabled("cpu"):  # autocast would convert only in the forward pass
             return cast(Tensor, super()._conv_forward(input, weight, bias))
         geometry = (self.stride, self.padding, self.dilation)
         return cast(Tensor, _Convolve.apply(input, weight, bias, geometry))  # type: ignore[no-untyped-call]
 
 
 class _Convolve(torch.autograd.Function):
-    """F.conv2d with another way to the gradient at x: every output pixel hands Wᵀ g to the patch it came from."""
+    """F.conv2d with a different gradient at x: every output pixel adds Wᵀ g to the patch it was computed from."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Any) -> Tensor:

@@ -1,8 +1,8 @@
 """Fold batch norm into the layer before it: in inference w (Ax + c − μ) / sqrt(σ² + ε₀) + b is one affine map of x.
 
-A pair is folded only where that is proven: the network can be traced, the batch norm reads a convolution's or linear
-layer's output that nobody else reads, both run exactly once, and channels lie where both layers think they do.
-Everything else (pre-activation networks, shared layers, data-dependent code) is kept as it is, with the reason.
+A pair is folded only if that is provably correct: the network can be traced, the batch norm reads the output of a
+convolution or linear layer that nothing else reads, both run exactly once, and both use the same axis for channels.
+Everything else (pre-activation networks, shared layers, data-dependent code) is unchanged, and the reason is recorded.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 _DIMENSIONS = {nn.Linear: 2, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
-"""Layers that can take up a batch norm, and the number of axes at which their channels are axis 1."""
+"""Layers that can absorb a batch norm, and the number of axes for which their channels are axis 1."""
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A network in eval mode with as few batch-norm layers as could be proven; computes the same up to rounding."""
+    """A network in eval mode with batch norm folded where provably correct; its results are the same up to rounding."""
 
     net: nn.Module
     folded: tuple[tuple[str, str], ...]
     """(layer, batch norm) pairs that became one layer, by their names in the network."""
     kept: dict[str, str]
-    """Batch-norm layers that stay, and why."""
+    """Batch-norm layers that remain, and why."""
 
 
 def fold(net: nn.Module, example: Tensor) -> Folded:
@@ -43,7 +43,7 @@ def fold(net: nn.Module, example: Tensor) -> Folded:
     norms = [name for name, module in net.named_modules() if isinstance(module, _BatchNorm)]
     try:
         graph = _traced(net, example)
-    except Exception as error:  # tracing runs the user's own code on stand-ins for tensors: anything may be raised
+    except Exception as error:  # tracing runs user code on proxy tensors: any error is possible
         reason = f"the network cannot be traced ({type(error).__name__}: {str(error).splitlines()[0][:80]})"
         return Folded(net, (), dict.fromkeys(norms, reason))
     pairs: list[tuple[str, str]] = []
@@ -66,7 +66,7 @@ class _Kept:
 
 
 def _traced(net: nn.Module, example: Tensor) -> fx.Graph:
-    """The network's graph, each node with the shape of its result."""
+    """The network's graph, with the shape of each node's result."""
     traced = fx.symbolic_trace(net)
     with torch.no_grad():
         ShapeProp(traced).propagate(example)
@@ -105,7 +105,7 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def _shares(net: nn.Module, module: nn.Module) -> bool:
-    """Whether the module, or a parameter of it, stands in the network under a second name."""
+    """Whether the module or one of its parameters has a second name in the network."""
     own = {id(parameter) for parameter in module.parameters(recurse=False)}
     uses = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
     places = sum(found is module for _, found in net.named_modules(remove_duplicate=False))
@@ -113,7 +113,7 @@ def _shares(net: nn.Module, module: nn.Module) -> bool:
 
 
 def _merged(layer: nn.Module, norm: nn.Module) -> nn.Module:
-    """One layer for both; computed in double precision, so that only the last rounding is added."""
+    """One layer for both; computed in double precision, so that only one rounding is added."""
     wide, norm = copy.deepcopy(layer).double(), copy.deepcopy(norm).double()
     fuse: Callable[..., nn.Module] = fuse_linear_bn_eval if isinstance(wide, nn.Linear) else fuse_conv_bn_eval
     fused = fuse(wide, norm)

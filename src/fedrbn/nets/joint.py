@@ -1,10 +1,10 @@
-"""Networks that share everything but batch norm, computed as one: each row of a batch has its own network.
+"""Computes networks that share everything except batch norm in one pass: each row of a batch has its own network.
 
 With frozen statistics batch norm is one affine map per channel,
 
     y = a x + c,   a = w / sqrt(σ² + ε₀),   c = b − μ a,
 
-so a batch whose rows carry the a, c of their owners goes through the shared weights once for all of them.
+so one pass through the shared weights serves all owners, if each row uses the a, c of its owner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Stacked: TypeAlias = Callable[[Tensor | None, float], Tensor]
 class RowNorms:
     """The frozen batch norm of several owners, both branches of each.
 
-    An owner is given by its own tensors, by their names in `nets.state.tensors(net)`; what it does not name is as in
+    An owner is given by its own tensors, with their names in `nets.state.tensors(net)`; all other tensors are those of
     the network.
     """
 
@@ -47,7 +47,7 @@ class RowNorms:
         }
 
     def __call__(self, rows: Tensor) -> Normalise:
-        """Batch norm for a batch whose rows belong as `rows` says: `place(owner, branch)` for each."""
+        """Batch norm for a batch; `rows` has `place(owner, branch)` for each row."""
 
         def normalise(layer: DualBatchNorm, x: Tensor) -> Tensor:
             layer.clean._check_input_dim(x)  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ class RowNorms:
                     f"got {len(x)} rows at a batch-norm layer of a joint pass; expected a multiple of the {len(rows)} "
                     "inputs. This network mixes samples before the layer: call it for each owner instead."
                 )
-            own = rows.repeat_interleave(repeat) if repeat > 1 else rows  # patches of an image come one after another
+            own = rows.repeat_interleave(repeat) if repeat > 1 else rows  # patches of an image are adjacent
             scale, shift = (part[own].view(len(x), -1, *[1] * (x.ndim - 2)) for part in self._maps[layer])
             return torch.addcmul(shift, x, scale)
 
@@ -65,15 +65,15 @@ class RowNorms:
 
 
 def place(owner: int, branch: Branch) -> int:
-    """Where a branch of an owner stands among all of them."""
+    """The index of an owner's branch among all owners and branches."""
     return owner * len(Branch) + list(Branch).index(branch)
 
 
 def separable(net: DualNet, images: Tensor) -> bool:
-    """Whether a row's logits depend on that row and its owner's batch norm alone, so that rows can share a pass.
+    """Whether a row's logits depend only on that row and its owner's batch norm, so that rows can share a pass.
 
-    Tried on images: rows of two owners in one pass against each row alone, and against the network itself. Networks
-    that mix samples, or draw random numbers, are not separable.
+    Tested on images: rows of two owners in one pass are compared with each row alone and with the network itself.
+    Networks that mix samples or draw random numbers are not separable.
     """
     state = torch.get_rng_state()
     other = {
@@ -88,7 +88,7 @@ def separable(net: DualNet, images: Tensor) -> bool:
             joint = net.through(x, norms(rows))
             alone = torch.cat([net.through(x[i : i + 1], norms(rows[i : i + 1])) for i in range(len(rows))])
             itself = net.logits(Branch.CLEAN)(x[:1])
-    except Exception:  # somebody's own network, called with a batch it may not be made for
+    except Exception:  # a user's network may not support this batch
         return False
     near = 1e-4 * max(1.0, alone.abs().max().item())
     same = joint.shape == alone.shape and bool(((joint - alone).abs() <= near).all())

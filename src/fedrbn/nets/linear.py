@@ -1,7 +1,7 @@
-"""A linear layer whose three matrix products are oneDNN's, which on some processors are a quarter faster than MKL's.
+"""A linear layer that computes its three matrix products with oneDNN, on some processors a quarter faster than MKL.
 
-With few rows a product spends its time on reading the weights. `nn.Linear` gives it to the BLAS library; oneDNN, which
-computes the convolutions, takes the same tensors as they lie, in either order.
+With few rows, a product spends most of its time reading the weights. `nn.Linear` uses the BLAS library. oneDNN, which
+computes the convolutions, accepts the same tensors without a copy, transposed or not.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.nn import functional as F
 
 
 def with_onednn(layer: nn.Linear) -> OneDnnLinear:
-    """The same layer, with the very same parameters."""
+    """The same layer, sharing the same parameters."""
     made = OneDnnLinear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
     made.weight, made.bias = layer.weight, layer.bias
     return made.train(layer.training)
 
 
 class OneDnnLinear(nn.Linear):
-    """y = x Wᵀ + b by oneDNN where it can (float32, not in autocast), as ever elsewhere."""
+    """y = x Wᵀ + b with oneDNN where supported (float32, not in autocast), otherwise as in `nn.Linear`."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """The layer's output."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fedrbn.nets.digits import Normalise, scaled
 
 _LARGE = 64
-"""Images of at least this many pixels a side can afford the stem that divides them by four."""
+"""Images with at least this many pixels per side are large enough for the stem that divides their side by four."""
 
 
 class Block(nn.Module):
@@ -37,8 +37,8 @@ class Block(nn.Module):
 def resnet18(classes: int, width: float = 1.0, image_size: int = 256, channels: int = 3) -> nn.Sequential:
     """ResNet18 with batch norm; 11.18 M parameters for 10 classes.
 
-    Images of 64 pixels and more go through the ImageNet stem (7x7 convolution and pooling, together a quarter of the
-    side); smaller ones through a 3x3 convolution that keeps their size.
+    Images of 64 pixels and more use the ImageNet stem (7x7 convolution and pooling, which divide the side by four);
+    smaller ones use a 3x3 convolution that keeps their size.
     """
     one, two, three, four = (scaled(units, width) for units in (64, 128, 256, 512))
     return nn.Sequential(

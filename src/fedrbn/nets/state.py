@@ -1,4 +1,4 @@
-"""What a network remembers, as tensors by name: all of them, and which are those of its batch norm."""
+"""The state of a network as tensors by name: all of them, and those of its batch norm."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ def tensors(net: nn.Module) -> Tensors:
 def load(net: nn.Module, values: Tensors) -> None:
     """Copy `values` into the network's tensors of the same names; names not given keep their value."""
     own = tensors(net)
-    for name, value in values.items():  # all checked before any is copied
+    for name, value in values.items():  # check all before copying any
         if name not in own or own[name].shape != value.shape:
             expected = f"shape {tuple(own[name].shape)}" if name in own else f"one of {len(own)} names of the network"
             raise NetworkError(
                 f"got tensor {name!r} of shape {tuple(value.shape)}; expected {expected}. "
-                "These weights belong to another network: check model.name, model.width and method.affine."
+                "These weights belong to a different network: check model.name, model.width and method.affine."
             )
     for name, value in values.items():
         own[name].copy_(value)
 
 
 def digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
-    """Sixty-four hex digits that name these tensors, with their names and types, and these facts."""
+    """Sixty-four hex digits that identify these tensors, with their names and types, and these facts."""
     hasher = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -1,4 +1,4 @@
-"""A page to look at: runs and reproduced tables as one self-contained HTML file."""
+"""The report: runs and reproduced tables as one self-contained HTML file."""
 
 from fedrbn.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""How good a run's networks are: the numbers that matter most, domains, users, further attacks."""
+"""The accuracies of a run's networks: key numbers, domains, users, further attacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = {"SA": "sa", "RA": "ra", "RA adaptive": "ra adaptive"}
 
 @dataclass(frozen=True)
 class Accuracies:
-    """How good the networks are: key numbers, domains as a chart, users as a table, further attacks."""
+    """The section on accuracies: key numbers, domains as a chart, users as a table, further attacks."""
 
     tiles: tuple[Tile, ...]
     figure: Figure
@@ -28,7 +28,7 @@ class Accuracies:
 
 
 def columns_of(evaluation: EvaluationRecord) -> dict[str, str]:
-    """The accuracies to show, by their names: of what is deployed, then of branches that are not, if there are any."""
+    """The accuracies to show, by name: of the deployed network, then of branches that are not deployed, if any."""
     shown = dict(SHOWN)
     tables = [evaluation.mean, *evaluation.domains.values()]
     for branch, name in BRANCH.items():
@@ -39,7 +39,7 @@ def columns_of(evaluation: EvaluationRecord) -> dict[str, str]:
 
 
 def accuracies(run: Run, evaluation: EvaluationRecord) -> Accuracies:
-    """The section on accuracies, from the evaluation that ended the training and those that came later."""
+    """The section on accuracies, from the final evaluation of the training and later evaluations."""
     return Accuracies(
         tiles=_tiles(evaluation),
         figure=_domains(evaluation),
@@ -94,7 +94,7 @@ def _domains(evaluation: EvaluationRecord) -> Figure:
 
 
 def _means(users: Sequence[UserRecord], columns: Iterable[str]) -> dict[str, float]:
-    """The mean over users of every column that all of them have."""
+    """The mean over users for every column that all of them have."""
     means = {}
     for column in columns:
         values = [value for user in users if (value := user.accuracy(column)) is not None]
@@ -119,7 +119,7 @@ def _users(evaluation: EvaluationRecord) -> PageTable:
 
 
 def _attacks(evaluations: Sequence[EvaluationRecord]) -> PageTable | None:
-    """All attacks that were tried, if there were more than the one that ended the training."""
+    """All evaluated attacks, if there are more than the one of the final evaluation."""
     rows: dict[str, tuple[str, ...]] = {}
     for evaluation in evaluations:
         for label, attack in evaluation.attacks.items():
@@ -139,7 +139,7 @@ def _attacks(evaluations: Sequence[EvaluationRecord]) -> PageTable | None:
     if len(rows) < 2:
         return None
     head = ("attack", "deployed", "ε", "samples", "SA", "RA", "95 % interval of RA", "RA adaptive", "RA worst domain")
-    return PageTable("All attacks that were tried, accuracies in %", head, tuple(rows.values()), text_columns=2)
+    return PageTable("All evaluated attacks, accuracies in %", head, tuple(rows.values()), text_columns=2)
 
 
 def _reading(evaluation: EvaluationRecord) -> str:

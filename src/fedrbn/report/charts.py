@@ -1,4 +1,4 @@
-"""The kinds of charts on the page, drawn as figures are: rows of dots, lines, a heat map, a scatter."""
+"""The charts of the page, drawn in the style of the figures: rows of dots, lines, a heat map, a scatter plot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedrbn.report import svg
 from fedrbn.report.svg import Value, embedded
 
 DISTINCT = len(style.METHODS)
-"""How many series can be told apart, each by a symbol and a colour of its own."""
+"""The number of series that can be distinguished, each by its own symbol and colour."""
 ROW = 30
 """Height of a row of dots."""
 CROWDED = 16
@@ -28,12 +28,12 @@ CROWDED = 16
 
 
 def percent(share: float) -> str:
-    """A share as people read it."""
+    """A share as text in percent."""
     return f"{100 * share:.1f} %"
 
 
 def short(label: str, longest: int = 16) -> str:
-    """A label that fits beside a chart; the whole name is in the mark's value and in the table."""
+    """A label that fits next to a chart; the full name is in the mark's value and in the table."""
     return label if len(label) <= longest else f"{label[: longest - 1]}…"
 
 
@@ -42,7 +42,7 @@ def _axes(height: float) -> Axes:
 
 
 def _key(axes: Axes, names: Mapping[str, Line2D]) -> None:
-    """The series by symbol and name, above a chart, on as many lines as they need."""
+    """The legend above a chart: series by symbol and name, on as many lines as needed."""
     across = max(1, svg.WIDTH // (30 + 7 * max(len(short(name, 40)) for name in names)))
     found: dict[str, Any] = {
         "handles": list(names.values()),
@@ -66,7 +66,7 @@ class DotRow:
 
 
 def dots(title: str, rows: Sequence[DotRow], series: Sequence[str], apart: int | None = None) -> Markup:
-    """One row for each label and one dot for each series, from 0 to 100 %; rows from `apart` on stand by themselves."""
+    """One row per label and one dot per series, from 0 to 100 %; rows from `apart` on are set apart."""
     with style.applied(svg.LOOK):
         axes = _axes(ROW * len(rows) + 56)
         looks = style.marks(series)
@@ -95,7 +95,7 @@ def dots(title: str, rows: Sequence[DotRow], series: Sequence[str], apart: int |
 
 @dataclass(frozen=True)
 class Series:
-    """A line: its name and its points; what is not a finite number leaves a gap."""
+    """A line: its name and its points; a value that is not finite leaves a gap."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -104,7 +104,7 @@ class Series:
 def lines(
     title: str, series: Sequence[Series], x_name: str, *, shares: bool, chosen: tuple[float, str] | None = None
 ) -> Markup:
-    """Lines over x with their names at their ends; y is a share of 1, or else a number from 0 up."""
+    """Lines over x with their names at their ends; y is a share of 1, or a number from 0 up."""
     unit = 100 if shares else 1
     curves, values = {}, []
     for each in series:
@@ -128,7 +128,7 @@ def lines(
 
 
 def heat(title: str, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]]) -> Markup:
-    """A cell for each row and column, the darker the nearer its share is to 1; large cells show their number."""
+    """A cell for each row and column, darker for a share closer to 1; large cells show their number."""
     shares = [[min(1.0, max(0.0, value)) for value in row] for row in values]
     slanted = max(map(len, columns), default=0) > 4
     down = 22 if len(rows) <= 40 else 14
@@ -145,7 +145,7 @@ def heat(title: str, rows: Sequence[str], columns: Sequence[str], values: Sequen
                 share = shares[i][j]
                 found.append(Value(f"{name} from {donor}: {percent(share)}", j, i))
                 if across <= 9 and down >= 18 and share >= 0.005:
-                    # black and white change places at 0.74 on the light page and 0.54 on the dark: always 4.5 to 1
+                    # black and white text switch at 0.74 on the light page and 0.54 on the dark: always 4.5 to 1
                     tone = svg.ON_LOW if share < 0.54 else svg.ON_MIDDLE if share < 0.74 else svg.ON_HIGH
                     axes.text(j, i, f"{100 * share:.0f}", color=tone, ha="center", va="center_baseline")
         turned: dict[str, Any] = {"rotation": 45, "ha": "left", "rotation_mode": "anchor"} if slanted else {}
@@ -159,18 +159,18 @@ def heat(title: str, rows: Sequence[str], columns: Sequence[str], values: Sequen
 
 @dataclass(frozen=True)
 class ScatterPoint:
-    """A point of a scatter: shares of 1; hollow ones are somebody else's numbers."""
+    """A point of a scatter plot: shares of 1; hollow points are the paper's numbers."""
 
     label: str
     x: float
     y: float
     hollow: bool = False
     detail: str = ""
-    """More of what it is, after its label."""
+    """Further description after its label."""
 
 
 def scatter(title: str, points: Sequence[ScatterPoint], x_name: str, y_name: str) -> Markup:
-    """Points by two shares. Few labels have a symbol each and stand beside their points; many have a number each."""
+    """Points by two shares. A few labels get one symbol each and are next to their points; many get numbers."""
     labels = list(dict.fromkeys(point.label for point in points))
     numbered = len(labels) > DISTINCT
     looks = dict.fromkeys(labels, style.Mark(style.BLUE, "o")) if numbered else style.marks(labels)
@@ -205,14 +205,14 @@ def scatter(title: str, points: Sequence[ScatterPoint], x_name: str, y_name: str
 
 
 def _tens(shares: Sequence[float]) -> tuple[float, float]:
-    """Tens of percent around the shares, so that small differences do not look large."""
+    """Axis limits in tens of percent around the shares, so that small differences do not look large."""
     low = max(0, 10 * math.floor(10 * (min(shares) - 0.02)))
     return low, min(100, max(10 * math.ceil(10 * (max(shares) + 0.02)), low + 10))
 
 
 def _name_points(axes: Axes, points: Sequence[ScatterPoint]) -> None:
-    """Every name once, beside one of its points, where it covers nothing and cannot be taken for another's."""
-    style.name_ends({axes: ()})  # puts everything in its place
+    """Write every name once, next to one of its points, where it covers nothing and cannot be confused with others."""
+    style.name_ends({axes: ()})  # computes the layout
     places = [axes.transData.transform((100 * point.x, 100 * point.y)) for point in points]
     taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in places]
     named: set[str] = set()

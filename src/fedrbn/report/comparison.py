@@ -1,4 +1,4 @@
-"""Several runs side by side: one row per method and setting, RA over SA, and whether differences are luck."""
+"""Several runs side by side: one row per method and setting, RA over SA, and whether differences are significant."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from fedrbn.types import Tensors
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs that differ in their seed only."""
+    """Runs that differ only in their seed."""
 
     label: str
     runs: tuple[Run, ...]
 
     @property
     def evaluations(self) -> list[EvaluationRecord]:
-        """Of those that are finished."""
+        """The final evaluations of the finished runs."""
         return [run.ending for run in self.runs if run.ending is not None]
 
 
 @dataclass(frozen=True)
 class ComparisonView:
-    """What the template shows of several runs."""
+    """What the template shows for several runs."""
 
     overall: PageTable
     figures: tuple[Figure, ...]
@@ -42,7 +42,7 @@ class ComparisonView:
 
 
 def grouped(runs: Sequence[Run]) -> list[SeedGroup]:
-    """Runs by what they asked for, the seed apart; named by their method and the settings in which they differ."""
+    """Runs grouped by their settings except the seed; named by their method and the settings in which they differ."""
     flat = [_flat(run) for run in runs]
     found: dict[str, list[Run]] = {}
     for run, settings in zip(runs, flat, strict=True):
@@ -61,7 +61,7 @@ def grouped(runs: Sequence[Run]) -> list[SeedGroup]:
 
 
 def _flat(run: Run) -> dict[str, str]:
-    """The settings that decide the numbers, the seed apart, as text."""
+    """The settings that affect the numbers, except the seed, as text."""
     content = run.experiment.model_dump(mode="json", exclude={"run"}, exclude_none=True)
     return {
         f"{section}.{key}": value if isinstance(value, str) else _number(value)
@@ -128,7 +128,7 @@ def _trade_off(groups: Sequence[SeedGroup]) -> list[Figure]:
 
 
 def _by_domain(groups: Sequence[SeedGroup]) -> list[Figure]:
-    """RA and SA by domain, if the runs have the same domains and are few enough to tell apart."""
+    """RA and SA by domain, if the runs have the same domains and are few enough to distinguish."""
     first = groups[0].evaluations[0]
     if len(groups) > DISTINCT or any(e.domains.keys() != first.domains.keys() for g in groups for e in g.evaluations):
         return []
@@ -151,7 +151,7 @@ def _domain_figure(groups: Sequence[SeedGroup], first: EvaluationRecord, name: s
 
 
 def _significance(groups: Sequence[SeedGroup]) -> tuple[PageTable | None, list[str]]:
-    """Every run against the run of the first group with its seed, where both saw the same images and attack."""
+    """Every run compared with the first group's run of the same seed, if both used the same images and attack."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
     base = {evaluation.seed: run for run in groups[0].runs if (evaluation := run.ending) is not None}
@@ -175,11 +175,11 @@ def _not_comparable(first: Run | None, second: Run) -> str:
     if first is None or first.ending is None or second.ending is None:
         return "the first one has no run with this seed"
     if first.ending.samples_digest != second.ending.samples_digest:
-        return "they were tested on other images"
+        return "they were tested on different images"
     ours, theirs = first.ending, second.ending
     attacks = [(record.attack, record.main_attack.eps, record.main_attack.settings) for record in (ours, theirs)]
     if attacks[0] != attacks[1]:
-        return "they were tested with other attacks"
+        return "they were tested with different attacks"
     return ""
 
 

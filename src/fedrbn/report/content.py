@@ -1,4 +1,4 @@
-"""What a page is made of, ready for the template: tables, figures with their data, and how numbers are written."""
+"""The elements of a page for the template: tables, figures with their data, and the format of numbers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ MINUS = "−"  # the sign, not a hyphen
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table of text that is shown as it is. The first column names the rows."""
+    """A table of text that is shown unchanged. The first column names the rows."""
 
     caption: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     text_columns: int = 1
-    """So many columns from the left are text; the others are numbers and aligned as such."""
+    """The number of text columns from the left; the others are numbers and aligned as such."""
     totals: int = 0
-    """So many rows at the end summarise the others."""
+    """The number of rows at the end that summarise the others."""
     explained: bool = False
-    """Whether the last column only explains, and may be left out where there is little room."""
+    """Whether the last column is only an explanation and may be hidden if there is little space."""
 
     @property
     def wide(self) -> bool:
@@ -30,13 +30,13 @@ class PageTable:
 
     @property
     def wordy(self) -> bool:
-        """Whether rows have long names, which may be broken into lines."""
+        """Whether rows have long names, which may wrap."""
         return any(len(row[0]) > 26 for row in self.rows)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, what to see in it, and its data."""
+    """A chart, a note on it, and its data."""
 
     title: str
     chart: Markup
@@ -46,7 +46,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Tile:
-    """A number that matters most, with what it is and how sure it is."""
+    """A key number, with its name and its uncertainty."""
 
     name: str
     value: str
@@ -54,12 +54,12 @@ class Tile:
 
 
 def accuracy(share: float | None) -> str:
-    """A share in percent, without the sign; a dash where there is none."""
+    """A share in percent, without the sign; a dash if there is none."""
     return "–" if share is None else f"{100 * share:.1f}"
 
 
 def amount(value: float, unit: str) -> str:
-    """A number of three digits with a prefix of its unit: 2.94 TMAC, 1.23 MB."""
+    """A number with three digits and a unit prefix: 2.94 TMAC, 1.23 MB."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= 0.9995 * size:
             return f"{_three_digits(value / size)} {prefix}{unit}"
@@ -77,5 +77,5 @@ def points(difference: float) -> str:
 
 
 def probability(p: float) -> str:
-    """A p-value for people."""
+    """A p-value as text."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,4 +1,4 @@
-"""Run directories and `fedrbn reproduce` results as plain values. What a file says is checked, not trusted."""
+"""Run directories and `fedrbn reproduce` results as plain values. The content of files is checked, not trusted."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedrbn.types import Member, Tensors
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory holds, apart from weights."""
+    """The content of a run directory, except weights."""
 
     path: Path
     experiment: Experiment
     members: tuple[Member, ...]
     rounds: tuple[RoundRecord, ...]
     evaluations: tuple[EvaluationRecord, ...]
-    """The first one ended the training; later ones were asked for."""
+    """The first one is the final evaluation of the training; later ones were requested."""
     stops: tuple[StopRecord, ...]
     held: bool
     """Whether a process is working on it."""
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def ending(self) -> EvaluationRecord | None:
-        """The evaluation that ended the training; None if it is not finished."""
+        """The final evaluation of the training; None if it is not finished."""
         return self.evaluations[0] if self.evaluations else None
 
     @property
@@ -45,32 +45,32 @@ class Run:
 
     @property
     def failures(self) -> tuple[FailureRecord, ...]:
-        """Of all rounds, finished or not."""
+        """The failures of all rounds, finished or not."""
         finished = [failure for record in self.rounds for failure in record.failures]
         return (*finished, *(failure for stop in self.stops for failure in stop.failures))
 
     def answers(self) -> dict[str, Tensors]:
-        """Per-sample outcomes of the evaluation that ended the training: client → column → one boolean per sample."""
+        """Per-sample outcomes of the final evaluation: client → column → one boolean per sample."""
         return RunDirectory(self.path).answers(0)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the given paths hold."""
+    """What the given paths contain."""
 
     runs: tuple[Path, ...]
     results: tuple[Path, ...]
 
 
 def find(paths: Iterable[Path]) -> Found:
-    """The runs and reproduced tables among the paths; a folder that is neither may hold some."""
+    """The runs and reproduced tables among the paths; a folder that is neither may contain some."""
     runs: dict[Path, None] = {}
     results: dict[Path, None] = {}
     for path in paths:
         here = [path] if _is_known(path) else sorted(filter(_is_known, path.iterdir())) if path.is_dir() else []
         if not here:
             raise StorageError(
-                f"got {path}, which holds no run and no reproduced table; expected a directory made by fedrbn run, "
+                f"got {path}, which contains no run and no reproduced table; expected a directory made by fedrbn run, "
                 "compare or reproduce, or a folder of such directories."
             )
         for found in here:
@@ -89,7 +89,7 @@ def _is_known(path: Path) -> bool:
 
 
 def read_run(path: Path) -> Run:
-    """Everything in a run directory but the weights; it may be unfinished."""
+    """Everything in a run directory except the weights; it may be unfinished."""
     directory = RunDirectory.open(path)
     described = directory.folder.exists("federation.json")
     return Run(

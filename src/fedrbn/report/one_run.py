@@ -1,4 +1,4 @@
-"""A run as sections of the page: what was asked, how it ended, accuracies, convergence, cost, donors, images."""
+"""A run as sections of the page: settings, outcome, accuracies, convergence, cost, donors, images."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fedrbn.report.sample_sheet import Strip
 from fedrbn.types import Role
 
 MOST_CELLS = 2500
-"""With more receivers × donors than this, the heat map is of domains, not of users."""
+"""With more receivers × donors than this, the heat map shows domains instead of users."""
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What had to be computed from the checkpoint and the data, and why something could not be."""
+    """What was computed from the checkpoint and the data, and why something could not be."""
 
     planned: int
-    """Rounds that the whole run has."""
+    """The number of rounds of the whole run."""
     donations: Donations | None = None
     strips: tuple[Strip, ...] = ()
     checks: tuple[CheckRecord, ...] = ()
@@ -36,7 +36,7 @@ class Extras:
 
 @dataclass(frozen=True)
 class RunView:
-    """Everything the template shows of a run; None where there is nothing to show."""
+    """Everything the template shows for a run; None where there is nothing to show."""
 
     anchor: str
     label: str
@@ -100,7 +100,7 @@ def _convergence(run: Run) -> tuple[Figure, ...]:
         title = "Validation over rounds"
         rows = tuple((str(record.round), *(accuracy(record.validated(key)) for key in names)) for record in validated)
         chart = lines(title, [each for each in series if each.points], "round", shares=True, chosen=chosen)
-        note = "The score chooses the round: the mean over users of RA (AT users) or SA (ST users)."
+        note = "The score selects the round: the mean over users of RA (AT users) or SA (ST users)."
         figures.append(Figure(title, chart, PageTable(f"{title}, in %", ("round", *names.values()), rows), note))
     by_role = {role: [member.id for member in run.members if member.role is role] for role in Role}
     losses = {f"{role.value} users": [(r.round, r.mean_loss(ids)) for r in run.rounds] for role, ids in by_role.items()}
@@ -112,7 +112,7 @@ def _convergence(run: Run) -> tuple[Figure, ...]:
         rows = tuple(
             (str(record.round), *(_loss(tables[name].get(record.round)) for name in tables)) for record in run.rounds
         )
-        note = "The mean over users of a role of what they minimise; the two are not on the same scale."
+        note = "The mean objective over the users of a role; the two roles are not on the same scale."
         figures.append(Figure(title, chart, PageTable(title, ("round", *tables), rows), note))
     return tuple(figures)
 
@@ -156,7 +156,7 @@ def _travel(down: float, up: float) -> str:
 
 
 def _donors(donations: Donations) -> tuple[Figure, ...]:
-    """Users × donors, unless there are too many; and the same summed up by domain, if there are several."""
+    """Users × donors, unless there are too many; and the same by domain, if there are several."""
     figures = []
     own = f"{accuracy(donations.own_domain)} % comes from donors of the receiver's own domain."
     if len(donations.receivers) * len(donations.donors) <= MOST_CELLS:
@@ -179,14 +179,14 @@ def _heat_figure(
 
 def _strips_note(experiment: Experiment) -> str:
     return (
-        "The first test images of one user of each domain (an ST user where there is one), not picked. Each is shown "
+        "The first test images of one user of each domain (an ST user if there is one), not selected. Each is shown "
         f"clean, under {experiment.attack.name} with {experiment.attack.steps} step(s), and as their difference, "
-        "amplified so that ±ε goes from black to white; grey is no change. Below: what the network takes it for."
+        "amplified so that ±ε goes from black to white; grey is no change. Below: the network's prediction."
     )
 
 
 def _checks(recorded: Sequence[CheckRecord], measured: Sequence[CheckRecord]) -> PageTable | None:
-    """The check-list of the newest evaluation that has one, or else the one measured for the page."""
+    """The check-list of the latest evaluation that has one, or else the one measured for the page."""
     if not recorded and not measured:
         return None
     words = {True: "✓ ok", False: "✗ FAILED", None: "? NOT MEASURED"}
@@ -199,7 +199,7 @@ def _checks(recorded: Sequence[CheckRecord], measured: Sequence[CheckRecord]) ->
         if recorded
         else f"measured for this page on at most {CHECKED} test images of one user of each role and domain"
     )
-    caption = f"Warning signs of a flattering evaluation, {origin}"
+    caption = f"Warning signs of an overestimated robustness, {origin}"
     return PageTable(caption, ("judges", "check", "result", "measured", "allowed"), rows, text_columns=5)
 
 
@@ -207,5 +207,5 @@ def _alarm(verdicts: Sequence[CheckRecord]) -> str:
     failed = sum(verdict.passed is False for verdict in verdicts)
     missing = sum(verdict.passed is None for verdict in verdicts)
     said = [f"{failed} of these failed. Do not trust the robust accuracies before you know why."] if failed else []
-    said += [f"{missing} of these could not be measured. What they judge is unchecked."] if missing else []
+    said += [f"{missing} of these could not be measured. What they test is unchecked."] if missing else []
     return " ".join(said)

@@ -1,4 +1,4 @@
-"""What was asked of a run and how it ended: settings, rounds, users, failed clients."""
+"""Settings and outcome of a run: settings, rounds, users, failed clients."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ NAMES = {("data", "name"), ("method", "name")}
 MOST_ALARMS = 3
 """Warnings that are shown in full."""
 WHEREABOUTS = {("run", "workers"), ("run", "out"), ("run", "device")}
-"""Settings that say where a run happened, not what it did."""
+"""Settings that say where a run took place, not what it did."""
 
 
 def settings_tables(experiment: Experiment) -> tuple[PageTable, PageTable]:
-    """The settings that differ from the defaults of this data set and method, after their names; and all settings."""
+    """The settings that differ from the defaults of this data set and method, after the two names; and all settings."""
     names = {"data": {"name": experiment.data.name}, "method": {"name": experiment.method.name}}
     try:
         usual = resolved(config.make(names))
-    except (ValueError, TypeError):  # a method of one's own that is not importable here
+    except (ValueError, TypeError):  # a user's own method that cannot be imported here
         usual = config.make(names)
     ours, theirs = experiment.model_dump(mode="json"), usual.model_dump(mode="json")
     rows, changed = [], []
@@ -49,7 +49,7 @@ def settings_tables(experiment: Experiment) -> tuple[PageTable, PageTable]:
 
 
 def _differs(section: str, key: str, value: Any, usual: Any) -> bool:
-    """Whether a setting was chosen; an option of the method that is left open is the method's own."""
+    """Whether a setting was chosen; an option that is not set has the method's default."""
     return value != usual and (section, key) not in WHEREABOUTS and not (section == "method" and value is None)
 
 
@@ -63,7 +63,7 @@ def _value(value: Any) -> str:
 
 
 def ending(run: Run, planned: int) -> str:
-    """How it ended, as a sentence or two; what to do if it has not."""
+    """The outcome of a run in one or two sentences; what to do if it is not finished."""
     done = run.rounds[-1].round if run.rounds else 0
     failed = {failure.client for failure in run.failures}
     lost = f" {len(failed)} client(s) failed in some round." if failed else " No client failed." if done else ""
@@ -77,10 +77,10 @@ def ending(run: Run, planned: int) -> str:
 
 
 def remarks(run: Run) -> tuple[str, ...]:
-    """What went wrong without ending the run: alarms of diverging losses, clients that could not be evaluated."""
+    """Problems that did not end the run: warnings about diverging losses, clients that could not be evaluated."""
     alarms = [f"Round {record.round}: {record.warning}" for record in run.rounds if record.warning]
     unheard = [
-        f"Client {client} could not be evaluated and is in no mean: {cause}"
+        f"Client {client} could not be evaluated and is not part of any mean: {cause}"
         for client, cause in (run.ending.unanswered if run.ending is not None else {}).items()
     ]
     hidden = [f"And {len(alarms) - MOST_ALARMS} more rounds with such a warning."] * (len(alarms) > MOST_ALARMS)
@@ -88,7 +88,7 @@ def remarks(run: Run) -> tuple[str, ...]:
 
 
 def run_facts(run: Run) -> tuple[tuple[str, str], ...]:
-    """Who took part, for how long, with which versions."""
+    """Users, duration and versions."""
     facts = []
     if run.members:
         roles = {role: sum(member.role is role for member in run.members) for role in Role}
@@ -110,7 +110,7 @@ def run_facts(run: Run) -> tuple[tuple[str, str], ...]:
 
 
 def _duties(run: Run) -> list[tuple[str, str]]:
-    """How many users have which duty, where roles do not tell; and when duties were planned anew."""
+    """The number of users per duty, if roles are not enough; and the rounds in which duties changed."""
     found = []
     if any(member.duty != member.role.duty for member in run.members):
         counts = Counter(str(member.duty) for member in run.members)

@@ -1,4 +1,4 @@
-"""From run directories to one HTML file that needs nothing else: no network, no server, no other file."""
+"""Makes one self-contained HTML file from run directories: no network, no server, no other file."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from fedrbn.reproduce.table_file import read_table
 from fedrbn.runs.load import Trained, load
 
 MOST_SHEETS = 4
-"""With more runs than this, images are left out: they would be most of the page and of the time."""
+"""With more runs than this, images are left out: they would take most of the page and of the time."""
 
 
 _EXPECTED = (ValueError, TypeError, RuntimeError, OSError)
-"""What goes wrong with a checkpoint or data that are not at hand: the page says so, and the rest is shown."""
+"""Errors of a missing or invalid checkpoint or data set: the page reports them and shows the rest."""
 
 
 def write_report(paths: Iterable[Path | str], out: Path | str, *, images: bool = True, checks: bool = True) -> Path:
-    """Write a page about runs, stores of runs and `fedrbn reproduce` results; returns where it is.
+    """Write a page about runs, stores of runs and `fedrbn reproduce` results; returns its path.
 
-    `images` and `checks` need the run's data: the contact sheet is made anew from the checkpoint, and the check-list
-    is measured where no evaluation has measured it yet. Without the data the page says what is missing, and why.
+    `images` and `checks` need the run's data: the contact sheet is computed from the checkpoint, and the check-list is
+    measured if no evaluation has measured it yet. Without the data, the page says what is missing and why.
     """
     page = render(paths, images=images, checks=checks)
     file = Path(out)
@@ -49,7 +49,7 @@ def write_report(paths: Iterable[Path | str], out: Path | str, *, images: bool =
         file.write_text(page, encoding="utf-8")
     except OSError as error:
         raise StorageError(
-            f"got {file}, which cannot be written ({error}); expected a place that can. Choose another -o."
+            f"got {file}, which cannot be written ({error}); expected a file that can be written. Choose another -o."
         ) from error
     return file
 
@@ -84,7 +84,7 @@ def render(paths: Iterable[Path | str], *, images: bool = True, checks: bool = T
 
 
 def _title(runs: Sequence[RunView], results: Sequence[str]) -> str:
-    """The one thing on the page, or how many of what."""
+    """The name of the only item on the page, or the number of items."""
     named = [f"{run.label}, on {run.data}" for run in runs] + list(results)
     if len(named) == 1:
         return named[0]
@@ -100,7 +100,7 @@ def _packaged(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """A content security policy that allows this style, this script and embedded images, and nothing from anywhere."""
+    """A content security policy that allows only this style, this script and embedded images."""
     allowed = {"style-src": _hash(style), "script-src": _hash(script), "img-src": "data:"}
     rules = [f"{kind} {what}" for kind, what in allowed.items()]
     return "; ".join(["default-src 'none'", *rules, "base-uri 'none'", "form-action 'none'"])
@@ -112,9 +112,9 @@ def _hash(text: str) -> str:
 
 def _run_views(groups: Sequence[comparison.SeedGroup], images: bool, checks: bool) -> list[RunView]:
     many = sum(len(group.runs) for group in groups) > MOST_SHEETS
-    no_images = "Images were not asked for." if not images else ""
+    no_images = "Images were not requested." if not images else ""
     if images and many:
-        no_images = f"Images are left out with more than {MOST_SHEETS} runs: report on this one alone."
+        no_images = f"Images are left out with more than {MOST_SHEETS} runs: make a report of only this run."
     views: list[RunView] = []
     for group in groups:
         for run in group.runs:
@@ -125,7 +125,7 @@ def _run_views(groups: Sequence[comparison.SeedGroup], images: bool, checks: boo
 
 
 def _extras(run: Run, no_images: str, checks: bool) -> Extras:
-    """What follows from the checkpoint, as far as it can be had; `no_images` says why there shall be no images."""
+    """What can be computed from the checkpoint; `no_images` is the reason if images are not wanted."""
     no_checks = f"Not measured. fedrbn evaluate {run.path} measures it, and the next report shows it."
     try:
         trained = load(run.path)
@@ -148,12 +148,12 @@ def _extras(run: Run, no_images: str, checks: bool) -> Extras:
 
 
 def _with_data(experiment: Experiment, trained: Trained) -> Assembly:
-    """The run's data, divided as it was."""
+    """The run's data, divided as in the run."""
     here = experiment.run.model_copy(update={"workers": 1, "device": "cpu"})
     assembly = assemble(experiment.model_copy(update={"run": here}))
     if tuple(client.id for client in assembly.federation.clients) != trained.clients:
         raise StorageError(
-            "got data that give other clients than the run had; expected those it was trained on. "
+            "got data that give other clients than those of the run; expected the data it was trained on. "
             "Set FEDRBN_DATA to their folder."
         )
     return assembly

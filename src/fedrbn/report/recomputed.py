@@ -1,4 +1,4 @@
-"""What is not in a run's records but follows from its checkpoint: who gave robustness to whom, and the check-list."""
+"""Computed from a run's checkpoint, because records do not contain it: who gave robustness to whom, the check-list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedrbn.runs.load import Trained
 from fedrbn.types import Member, Role, Tensors
 
 CHECKED = 8
-"""Test samples of a user that the check-list is measured on, where no evaluation has measured it."""
+"""Test samples per user for the check-list, if no evaluation has measured it."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Donations:
     weights: tuple[tuple[float, ...], ...]
 
     def by_domain(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[float, ...], ...]]:
-        """Receivers' domains, donors' domains, and what the one take from the other, on average."""
+        """Receivers' domains, donors' domains, and the mean weight between them."""
         ours = tuple(dict.fromkeys(member.domain for member in self.receivers))
         theirs = tuple(dict.fromkeys(member.domain for member in self.donors))
         table = []
@@ -45,7 +45,7 @@ class Donations:
 
     @property
     def own_domain(self) -> float:
-        """The share that receivers take from donors of their own domain, on average."""
+        """The mean share that receivers take from donors of their own domain."""
         pairs = zip(self.receivers, self.weights, strict=True)
         own = [
             sum(weight for donor, weight in zip(self.donors, row, strict=True) if donor.domain == member.domain)
@@ -55,7 +55,7 @@ class Donations:
 
 
 def donations(trained: Trained) -> Donations | None:
-    """The weights with which the chosen state's BN_a were propagated; None if the method does not or nobody could."""
+    """The propagation weights of the chosen state's BN_a; None if the method does not propagate or had no donors."""
     members = trained.plan.members
     receivers = [member.id for member in members if member.role is Role.ST]
     donors, alpha = donor_weights(trained.state, trained.plan, receivers)
@@ -72,8 +72,8 @@ def donations(trained: Trained) -> Donations | None:
 def checklist(trained: Trained, assembly: Assembly) -> tuple[CheckRecord, ...]:
     """The check-list of the run's attack on a few test samples of one user of each role and domain.
 
-    `fedrbn evaluate` looks at every user and at more samples; a page should not take that long, so the list itself
-    says that it rests on too few.
+    `fedrbn evaluate` uses every user and more samples. A page should not take that long, so the list itself says that
+    it is based on too few samples.
     """
     tested = [client for client in assembly.federation.clients if len(client.test)]
     if not tested:

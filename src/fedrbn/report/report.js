@@ -1,5 +1,5 @@
 "use strict";
-// Values of marks: shown when pointed at, touched or reached with the keyboard. Without this script the page is whole.
+// Values of marks: shown on hover, touch or keyboard focus. The page is complete without this script.
 (() => {
   const tip = document.getElementById("tip");
 
@@ -24,7 +24,7 @@
     return [box.left + box.width / 2, box.top + box.height / 2];
   }
 
-  // The nearest mark in the direction of an arrow key; straying sideways counts three times.
+  // The nearest mark in the direction of an arrow key; sideways distance counts three times.
   function nearest(marks, from, [dx, dy]) {
     const [x, y] = centre(from);
     let best = null;

@@ -13,7 +13,7 @@ from fedrbn.reproduce.table_file import TableFile
 
 @dataclass(frozen=True)
 class PartView:
-    """One part of the table: a grid, and a scatter for each column that has both RA and SA."""
+    """One part of the table: a grid, and a scatter plot for each column that has both RA and SA."""
 
     title: str
     table: PageTable
@@ -22,7 +22,7 @@ class PartView:
 
 @dataclass(frozen=True)
 class ResultView:
-    """What the template shows of a reproduced table."""
+    """What the template shows for a reproduced table."""
 
     anchor: str
     title: str
@@ -57,16 +57,16 @@ def _grid(part: str, numbers: Sequence[Number]) -> PageTable:
             if head in printed:
                 shown.append("" if number is None else printed_number(number.paper, number.paper_std))
         rows.append(tuple(shown))
-    return PageTable(f"{part}: ours, and the paper's number beside it", ("", *names), tuple(rows))
+    return PageTable(f"{part}: our number and the paper's number", ("", *names), tuple(rows))
 
 
 def _unbroken(name: str) -> str:
-    """A heading whose per cent sign stays with its number."""
+    """A heading with a non-breaking space before the percent sign."""
     return name.replace(" %", "\u00a0%")
 
 
 def _ours(number: Number | None) -> str:
-    """Our mean ± standard deviation over seeds; nothing if it was not run."""
+    """Our mean ± standard deviation over seeds; empty if it was not run."""
     if number is None or number.mean is None:
         return ""
     values = [number.mean] if number.std is None else [number.mean, number.std]

@@ -1,4 +1,4 @@
-"""The contact sheet: test images, what the adversary makes of them, and what the network takes both for."""
+"""The contact sheet: test images, their adversarial versions, and the network's predictions for both."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedrbn.types import Member, Role
 SHOTS = 4
 """Images of each client on the sheet."""
 LARGEST = 96
-"""Most pixels a side; larger photographs are reduced, after the attack."""
+"""Maximum pixels per side; larger photographs are downscaled after the attack."""
 
 
 @dataclass(frozen=True)
 class Shot:
-    """One test image, the adversarial one, and their difference, as data URIs; with predictions and probabilities."""
+    """One test image, its adversarial version and their difference as data URIs, with predictions and probabilities."""
 
     clean: str
     attacked: str
@@ -45,7 +45,7 @@ class Shot:
 
     @property
     def withstands(self) -> bool:
-        """Whether the adversarial image is."""
+        """Whether the adversarial image is classified correctly."""
         return self.attacked_prediction == self.truth
 
 
@@ -60,7 +60,7 @@ class Strip:
 
 
 def contact_sheet(trained: Trained, assembly: Assembly) -> tuple[Strip, ...]:
-    """For each domain its first ST client (its first client if it has none) with its first test images, not picked."""
+    """For each domain, its first ST client (or its first client) with its first test images, without selection."""
     federation = assembly.federation
     strips = []
     for domain in federation.domains:
@@ -103,7 +103,7 @@ def _shots(trained: Trained, assembly: Assembly, member: Member, client: Client)
 
 
 def as_uri(pixels: Tensor) -> str:
-    """An image [channels, height, width] in [0, 1] as a PNG that is part of the page."""
+    """An image [channels, height, width] in [0, 1] as a PNG data URI."""
     values = (pixels.detach().cpu().clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     picture = Image.fromarray(values[:, :, 0] if values.shape[2] == 1 else values)
     picture.thumbnail((LARGEST, LARGEST))

@@ -1,4 +1,4 @@
-"""A figure as SVG inside the page: it takes the page's colours and fonts, and its values can be pointed at."""
+"""A figure as SVG inside the page: it uses the page's colours and fonts, and shows its values on hover."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ INK, MUTED, RULE, GRID, BACK, PANEL, HEAT = (
     "#1b1f24", "#565e67", "#d8dce1", "#e6e9ed", "#fffffe", "#f5f6f8", "#00507f",
 )  # fmt: skip
 ON_LOW, ON_MIDDLE, ON_HIGH = "#000001", "#000002", "#fffffd"
-"""Of numbers on cells: which of them are black and which white differs between the light and the dark page."""
+"""The colours of numbers on cells: black or white depends on the cell and on the light or dark page."""
 _THEME: Mapping[str, str] = {
     **{mark.colour: f"c{index}" for index, mark in enumerate(style.METHODS.values())},
     INK: "ink", MUTED: "muted", RULE: "rule", GRID: "grid", BACK: "back", PANEL: "panel", HEAT: "heat",
     ON_LOW: "on-low", ON_MIDDLE: "on-middle", ON_HIGH: "on-high",
 }  # fmt: skip
-"""Colours that figures are drawn with, and the page's custom properties that take their places."""
+"""Colours of the figures, and the page's custom properties that replace them."""
 WIDTH = 400
-"""Of every chart, in its own units: about the pixels of a phone, so that text stays readable there."""
+"""The width of every chart in its own units: about the pixels of a phone, so that text stays readable there."""
 LOOK: Mapping[str, object] = {
     **dict.fromkeys(("font.size", "xtick.labelsize", "ytick.labelsize", "legend.fontsize", "axes.titlesize"), 11),
     "figure.dpi": 72,  # one unit is one point
@@ -37,12 +37,12 @@ LOOK: Mapping[str, object] = {
     "grid.linewidth": 1, "lines.linewidth": 2, "lines.markersize": 8.5, "lines.markeredgewidth": 1,
 }  # fmt: skip
 _RADIUS = 8.0
-"""Of the disc that makes a value easy to point at."""
+"""The radius of the disc that makes a value easy to hover over."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value at its place in the axes: pointing at it or going to it with the keyboard shows `label`."""
+    """A value at its position in the axes: hovering over it or focusing it with the keyboard shows `label`."""
 
     label: str
     x: float
@@ -50,14 +50,14 @@ class Value:
 
 
 def embedded(title: str, axes: Axes, values: Sequence[Value], *, cells: bool = False) -> Markup:
-    """The axes' figure for the page: what screen readers leave out, then its values, which are discs or cells.
+    """The axes' figure for the page: the drawing, which screen readers skip, then its values as discs or cells.
 
-    Together the values are one stop of the Tab key; arrow keys lead from one to the next.
+    All values together are one Tab stop; arrow keys move between them.
     """
     content = io.BytesIO()
     figure = axes.get_figure(root=True)
     if figure is None:
-        raise ValueError("got axes without a figure; expected those of the chart.")
+        raise ValueError("got axes without a figure; expected the axes of the chart.")
     figure.savefig(content, format="svg")
     root = ElementTree.fromstring(content.getvalue())  # noqa: S314  (drawn just now, by us)
     defined = {node.get("id", ""): node for node in root.iter() if node.get("id")}
@@ -72,7 +72,7 @@ def embedded(title: str, axes: Axes, values: Sequence[Value], *, cells: bool = F
         "viewBox": f"0 0 {WIDTH} {height:.0f}",
         "role": "group",
         "aria-roledescription": "chart",
-        "aria-label": f"{title}. Arrow keys go from value to value; the table below has all of them.",
+        "aria-label": f"{title}. Arrow keys move between values; the table below has all of them.",
         "class": "chart",
     }
     whole = Element("svg", about)
@@ -97,7 +97,7 @@ def _themed(node: Element, defined: Mapping[str, Element]) -> Element | None:
 
 
 def _look(node: Element) -> dict[str, str]:
-    """The styles of a node but its font, with the page's colours."""
+    """The styles of a node except its font, with the page's colours."""
     pairs = (part.split(":", 1) for part in node.get("style", "").split(";") if ":" in part)
     given = {key.strip(): value.strip() for key, value in pairs}
     return {
@@ -108,7 +108,7 @@ def _look(node: Element) -> dict[str, str]:
 
 
 def _short(numbers: str) -> str:
-    """Coordinates to a tenth, which is as fine as a screen."""
+    """Coordinates rounded to a tenth, the resolution of a screen."""
     return re.sub(r"\d+\.\d+", lambda found: f"{float(found.group()):.1f}", numbers)
 
 

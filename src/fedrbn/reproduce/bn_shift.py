@@ -1,24 +1,24 @@
-"""How far an attack moves what a batch-norm layer sees: what BN_a is there to carry, layer by layer.
+"""How far an attack moves the input of each batch-norm layer: the shift that BN_a has to represent.
 
-One network with fixed weights and fixed clean statistics, f(·; BN_c), sees clean images x and attacked ones x̃. Of what
-enters layer l on channel c, let μ, σ² be mean and variance over images and positions for x, and μ̃, σ̃² for x̃:
+A network with fixed weights and fixed clean statistics, f(·; BN_c), sees clean images x and attacked images x̃. For the
+input of layer l on channel c, let μ, σ² be mean and variance over images and positions for x, and μ̃, σ̃² for x̃:
 
-    mean shift        (1/C) Σ_c |μ̃_c − μ_c| / sqrt(σ²_c + ε₀)         in standard deviations; ε₀ is the layer's own
+    mean shift        (1/C) Σ_c |μ̃_c − μ_c| / sqrt(σ²_c + ε₀)         in standard deviations; ε₀ is that of the layer
     variance shift    (1/C) Σ_c |ln((σ̃²_c + ε₀) / (σ²_c + ε₀))|       0.7 is a factor of two
 
-Signs are dropped before the mean over channels, because a layer has as many that rise as that fall.
+Signs are dropped before the mean over channels, because about as many channels of a layer rise as fall.
 
 | network | what it is |
 |---|---|
-| `random` | the initial weights; BN_c holds the statistics of the clean images |
-| `trained` | the weights and the BN_c that training ended with |
+| `random` | the initial weights; BN_c has the statistics of the clean images |
+| `trained` | the weights and the BN_c at the end of training |
 | `clipped` | the trained network; x̃ is x clipped to the attack's box, without any noise: a control |
 | `stored` | the trained network again, but with its own BN_a and BN_c as (μ̃, σ̃²) and (μ, σ²): no images |
-| `domains` | the trained networks of two domains, each with its own clean images, in place of x and x̃: a yardstick |
+| `domains` | the trained networks of two domains, each with its own clean images, in place of x and x̃: a baseline |
 
-The attack is the run's own, through BN_c. One user speaks for each domain, an AT user if there is one, with images that
-it did not train on. A text such as `shift trained 1 mean` is of layer 1 and the mean over domains; `lowest` and
-`highest` are its smallest and largest domain, `variance` is the variance shift.
+The attack is the run's own, through BN_c. One user represents each domain, an AT user if there is one, with images that
+it did not train on. The text `shift trained 1 mean` means layer 1 and the mean over domains; `lowest` and `highest` are
+the domains with the smallest and largest value, `variance` is the variance shift.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from fedrbn.runs.load import Trained, load
 from fedrbn.types import Branch, Role, Stats
 
 IMAGES = 100
-"""Most images of a user."""
+"""Maximum images of a user."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and variance of every channel of what enters a batch-norm layer, and the layer's ε₀."""
+    """Mean and variance of every channel of the input of a batch-norm layer, and the layer's ε₀."""
 
     mean: Tensor
     variance: Tensor
@@ -60,7 +60,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class StatisticsShift:
-    """How far one set of moments lies from another, mean over channels."""
+    """The distance of one set of moments from another, as mean over channels."""
 
     mean: float
     variance: float
@@ -82,7 +82,7 @@ def measure(path: Path) -> dict[str, float]:
 
 
 def shift(clean: Moments, other: Moments) -> StatisticsShift:
-    """Equations of this module."""
+    """The equations in the module docstring."""
     base = clean.variance + clean.eps
     return StatisticsShift(
         mean=((other.mean - clean.mean).abs() / base.sqrt()).mean().item(),
@@ -91,7 +91,7 @@ def shift(clean: Moments, other: Moments) -> StatisticsShift:
 
 
 def _texts(network: str, pairs: Sequence[tuple[list[Moments], list[Moments]]]) -> Iterator[tuple[str, float]]:
-    """The numbers of a network's layers, over domains (or pairs of them)."""
+    """The numbers for a network's layers, over domains (or pairs of domains)."""
     by_domain = [[shift(*layer) for layer in zip(*pair, strict=True)] for pair in pairs]
     for number, found in enumerate(zip(*by_domain, strict=True), start=1):
         means = [own.mean for own in found]
@@ -111,14 +111,14 @@ def speakers(clients: Iterable[Client]) -> list[Client]:
 
 
 def held_out(client: Client) -> Samples:
-    """Images that nobody trained on: test images, then those for validation, because a scale may leave one to test."""
+    """Images that were not used in training: test, then validation images, because a scale may keep one test image."""
     parts = (client.test, client.validation)
     both = Samples(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
     return both.first(IMAGES)
 
 
 def calibrated(net: DualNet, client: Client) -> DualNet:
-    """A copy whose BN_c has the statistics of the user's clean images, layer after layer."""
+    """A copy whose BN_c has the statistics of the user's clean images, computed layer by layer."""
     made = copy.deepcopy(net).eval()
     set_momentum(made, 1.0)
     with torch.no_grad():
@@ -127,7 +127,7 @@ def calibrated(net: DualNet, client: Client) -> DualNet:
 
 
 def attacked_moments(net: DualNet, client: Client, assembly: Assembly) -> tuple[list[Moments], list[Moments]]:
-    """Of each layer, the moments for the user's clean images and for the same images attacked."""
+    """For each layer, the moments for the user's clean images and for the same images attacked."""
     x, y = held_out(client).pixels(slice(None))
     random = generator(assembly.experiment.run.seed, "bn shift", client.id)
     attacked = attack_through(assembly.adversary, [logits_of(net, Branch.CLEAN)], x, y, random)
@@ -135,14 +135,14 @@ def attacked_moments(net: DualNet, client: Client, assembly: Assembly) -> tuple[
 
 
 def clipped_moments(net: DualNet, client: Client, attack: Attack) -> tuple[list[Moments], list[Moments]]:
-    """Of each layer, the moments for the user's clean images, and for the same images clipped as the attack clips."""
+    """For each layer, the moments for the user's clean images, and for the same images clipped to the attack's box."""
     x, _ = held_out(client).pixels(slice(None))
     lowest, highest = attack.box if isinstance(attack, PGD) else (0.0, 1.0)
     return moments(net, x), moments(net, x.clamp(lowest, highest))
 
 
 def moments(net: DualNet, x: Tensor) -> list[Moments]:
-    """Of what enters each batch-norm layer when f(x; BN_c) is computed, in the order of the layers."""
+    """The moments of the input of each batch-norm layer in f(x; BN_c), in the order of the layers."""
     kept: list[Moments] = []
 
     def keep(eps: float, _: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -160,7 +160,7 @@ def moments(net: DualNet, x: Tensor) -> list[Moments]:
 
 
 def stored_moments(trained: Trained, client: Client) -> tuple[list[Moments], list[Moments]] | None:
-    """What an AT user's BN_c and BN_a hold; None for ST users, whose BN_a others made, and without dual batch norm."""
+    """An AT user's BN_c and BN_a; None for ST users, whose BN_a is an estimate, and without dual batch norm."""
     layers = _layers(trained.dual_client(client.id))
     if client.role is Role.ST or any(layer.noised is None for layer in layers):
         return None

@@ -16,7 +16,7 @@ from fedrbn.reproduce.scales import SCALES
 
 @dataclass(frozen=True)
 class Reproduced:
-    """The filled table, the folder it was written to, and what became of every run."""
+    """The filled table, the folder it was written to, and the outcome of every run."""
 
     table: table.Table
     folder: Path
@@ -24,7 +24,7 @@ class Reproduced:
 
     @property
     def failed(self) -> int:
-        """How many runs failed: their cells are empty or name the round."""
+        """The number of failed runs: their cells are empty or name the round."""
         return sum(outcome.error is not None for outcome in self.outcomes)
 
     def _repr_markdown_(self) -> str:
@@ -47,8 +47,8 @@ def reproduce_experiment(
 ) -> Reproduced:
     """Run an experiment of the paper and write its table, as `fedrbn reproduce` does.
 
-    Finished runs of the store are used again; `run=False` runs nothing and writes the table of what is finished.
-    `tell` hears of every finished run: its number, how many there are, and the outcome.
+    Finished runs in the store are reused; `run=False` runs nothing and writes the table of the finished runs.
+    `tell` is called for every finished run with its number, the number of runs, and the outcome.
     """
     if scale not in SCALES:
         raise ConfigError(f"got scale {scale!r}; expected one of {', '.join(SCALES)}.")

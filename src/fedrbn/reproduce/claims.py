@@ -1,7 +1,7 @@
-"""The paper's empirical claims as `experiments/claims.toml` declares them, and the gaps that each comes down to.
+"""The paper's empirical claims, declared in `experiments/claims.toml`, and the gaps that decide each claim.
 
-A claim is a sentence, its place in the paper, and checks. A check names cells of one experiment and how they are
-ordered; it comes down to gaps, one number minus another. `verdicts` decides them from our tables.
+A claim is a sentence, its place in the paper, and checks. A check names cells of one experiment and their order; it
+consists of gaps, each one number minus another. `verdicts` decides them from our tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedrbn.errors import ConfigError
 from fedrbn.reproduce import declarations
 
 ONE_SEED = 2.0
-"""With one seed, a gap below so many points decides nothing."""
+"""With one seed, a gap of fewer points than this decides nothing."""
 
 
 class _Declared(BaseModel):
@@ -28,25 +28,25 @@ class _Declared(BaseModel):
 
 
 class TableCheck(_Declared):
-    """Cells of a table in the order that a claim gives them, for every combination of the other two labels."""
+    """Cells of a table in the order that a claim states, for every combination of the other two labels."""
 
     part: str = "Digits"
     rows: tuple[str, ...]
     columns: tuple[str, ...] = ("",)
     metrics: tuple[str, ...] = ("RA",)
     along: Literal["rows", "columns", "metrics"] = "rows"
-    """Which of the three is compared."""
+    """Which of the three labels is compared."""
     rule: Literal["first", "falling", "negative"] = "first"
-    """first: the first is more than each of the others. falling: the first is more than the last, and no step between
-    neighbours goes the other way. negative: each number is below zero."""
+    """first: the first is larger than each of the others. falling: the first is larger than the last, and no step
+    between neighbours goes the other way. negative: each number is below zero."""
     by: float = 0.0
-    """How much more; below zero: how much less it may be."""
+    """By how much it must be larger; a negative value says how much smaller it may be."""
     one_seed: float = ONE_SEED
-    """Uncertainty of a gap of one seed, where numbers are no accuracies."""
+    """Uncertainty of a gap with one seed, if the numbers are not accuracies."""
 
 
 class CostCheck(_Declared):
-    """A ratio of two costs, as `fedrbn cost --scale paper` counts them."""
+    """A ratio of two costs, counted as in `fedrbn cost --scale paper`."""
 
     count: Literal["image of an ST user", "epoch", "run"]
     of: dict[str, dict[str, Any]]
@@ -65,7 +65,7 @@ class Claim(_Declared):
     place: str
     experiment: str | None = None
     scale: Literal["full", "cpu"] = "cpu"
-    """The scale to run it at, if it has not been."""
+    """The scale to run it at, if it has not run yet."""
     checks: tuple[TableCheck, ...] = ()
     cost: CostCheck | None = None
 
@@ -77,7 +77,7 @@ class Claim(_Declared):
 
     @property
     def gaps(self) -> list[Gap]:
-        """What all checks come down to."""
+        """The gaps of all checks."""
         return [gap for check in self.checks for gap in gaps(check)]
 
 
@@ -92,18 +92,18 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Gap:
-    """One number that should be more than another (or than zero) by so much."""
+    """One number that should be larger than another (or than zero) by at least `by`."""
 
     more: Place | None
     less: Place
     by: float
     one_seed: float
     decides: bool = True
-    """Whether the claim needs it; else it only must not go the other way."""
+    """Whether the claim needs it; otherwise it must only not go the other way."""
 
 
 def read(path: Path | None = None) -> tuple[Claim, ...]:
-    """The claims, as declared beside the experiments."""
+    """The claims declared with the experiments."""
     path = path or declarations.EXPERIMENTS / "claims.toml"
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -113,7 +113,7 @@ def read(path: Path | None = None) -> tuple[Claim, ...]:
 
 
 def gaps(check: TableCheck) -> list[Gap]:
-    """What a check comes down to."""
+    """The gaps of a check."""
     labels = {"rows": check.rows, "columns": check.columns, "metrics": check.metrics}
     compared = labels.pop(check.along)
     found = []

@@ -1,4 +1,4 @@
-"""The generated part of docs/claims.md: the rule, a table of verdicts, and below it what each verdict follows from."""
+"""The generated part of docs/claims.md: the rule, a table of verdicts, and the comparisons behind each verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARKS = {Outcome.HOLDS: "✓", Outcome.UNCLEAR: "≈", Outcome.OPPOSITE: "✗"}
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """A claim, its verdict, what stands in the three columns of numbers, and the lines of its section."""
+    """A claim, its verdict, the content of the three columns of numbers, and the lines of its section."""
 
     claim: Claim
     verdict: Verdict
@@ -26,7 +26,7 @@ class ClaimRow:
 
 
 def markdown(declared: Sequence[Claim], results: Path) -> str:
-    """Claims against the tables in the folder of results."""
+    """The claims compared with the tables in the folder of results."""
     among = verdicts.tables(results)
     rows = [of_cost(claim, claim.cost) if claim.cost else of_tables(claim, among) for claim in declared]
     lines = [rule(), "", "| | claim | paper | ours, `pixel` | ours, `authors-release` | verdict |", "|---" * 6 + "|"]
@@ -38,7 +38,7 @@ def markdown(declared: Sequence[Claim], results: Path) -> str:
 
 
 def rule() -> str:
-    """How a verdict comes about, with the numbers that the code uses."""
+    """How a verdict is decided, with the numbers that the code uses."""
     scales = " or ".join(f"`{scale}`" for scale in verdicts.COUNTING)
     return (
         "A claim is a list of comparisons. It holds if all of them hold. One comparison with the opposite result "
@@ -73,7 +73,7 @@ def of_tables(claim: Claim, among: verdicts.Tables) -> ClaimRow:
 
 
 def of_cost(claim: Claim, check: CostCheck) -> ClaimRow:
-    """A claim that `fedrbn cost` decides, whatever the threat model."""
+    """A claim that `fedrbn cost` decides, independent of the threat model."""
     found = verdicts.ratio(check)
     holds = check.at_least <= found <= check.at_most
     bounds = [f"at least {check.at_least:g}"] * (check.at_least > 0) + [f"at most {check.at_most:g}"]
@@ -91,7 +91,7 @@ def of_cost(claim: Claim, check: CostCheck) -> ClaimRow:
 
 
 def _short(gaps: Sequence[Gap], finding: Finding | None) -> str:
-    """The smallest difference that matters, and what it is the smallest of."""
+    """The smallest difference that matters, and its scale and seeds."""
     if finding is None:
         return ""
     there = [(gap, one) for gap, one in zip(gaps, finding.gaps, strict=True) if one is not None]
@@ -114,7 +114,7 @@ def _number(value: float, metric: str, sign: str = "") -> str:
 
 
 def _comparisons(gaps: Sequence[Gap], findings: Sequence[Finding | None]) -> list[str]:
-    """Every comparison of which a number is known; how many are left."""
+    """Every comparison with a known number, and how many have none."""
     columns = [finding.gaps if finding else (None,) * len(gaps) for finding in findings]
     known = [(gap, found) for gap, found in zip(gaps, zip(*columns, strict=True), strict=True) if any(found)]
     if not known:
@@ -137,7 +137,7 @@ def _both(gap: Gap, found: Decided | None) -> str:
 
 
 def _named(gap: Gap) -> tuple[str, str]:
-    """What is compared, and the labels that both sides have in common."""
+    """What is compared, and the labels that both sides share."""
     less, more = gap.less, gap.more
     if more is None:
         return less.row, ", ".join(label for label in less[1:] if label != less.row and label)

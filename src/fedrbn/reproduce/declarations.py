@@ -1,8 +1,7 @@
-"""What an experiment of the paper, or one of ours, consists of, as its TOML file declares it: parts, each a table.
+"""The declaration of an experiment, the paper's or ours, in its TOML file: parts, each of which is a table.
 
-A part has rows and columns. A cell is its row and column together: the settings of the part, the row and the column
-make one run, and the row says what to read from that run. Settings are always those of the paper's size; a scale makes
-them smaller.
+A part has rows and columns. Each cell combines the settings of its part, row and column into one run, and the row says
+what to read from that run. Settings always have the paper's size; a scale reduces them.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ class _Settings(BaseModel):
 
 
 class Column(_Settings):
-    """A group of columns: one for each metric."""
+    """A group of columns, one for each metric."""
 
     label: str
 
 
 class Row(_Settings):
-    """A row, with the paper's numbers: for each column one for each metric, or none where the paper has none."""
+    """A row with the paper's numbers: for each column one number per metric, or none if the paper has none."""
 
     label: str
     read: tuple[str, ...] | None = None
-    """What to read from the run for each metric, where it is not what the experiment says."""
+    """What to read from the run for each metric, if it differs from the experiment's."""
     paper: tuple[tuple[float, ...], ...] = ()
     paper_std: tuple[tuple[float, ...], ...] = ()
-    """Their standard deviations, where the paper prints them; of the same shape as `paper`."""
+    """Their standard deviations, if the paper prints them; same shape as `paper`."""
 
     @model_validator(mode="after")
     def _deviations_fit(self) -> Row:
@@ -89,12 +88,12 @@ class Declaration(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
-    """That of its file."""
+    """The name of its file."""
     title: str
     place: str
     """Where it is in the paper, or in this project's documentation."""
     note: str = ""
-    """Which setting it has, and what the paper leaves open."""
+    """Its setting, and what the paper leaves open."""
     metrics: tuple[str, ...] = ("RA", "SA")
     """Headings below each column."""
     read: tuple[str, ...] = ("ra", "sa")
@@ -115,7 +114,7 @@ class Declaration(BaseModel):
 
 
 EXPERIMENTS = Path(__file__).with_name("experiments")
-"""Where declarations are: the paper's in the folder `paper`, our own in `ours`. They are part of the package."""
+"""The folder of declarations: the paper's in `paper`, our own in `ours`. They are part of the package."""
 
 
 def names() -> list[str]:

@@ -1,4 +1,4 @@
-"""Rows of a table against one of them, sample by sample: the same test images, the same seeds, another method."""
+"""Compares rows of a table with one of them, sample by sample: same test images, same seeds, different method."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Tensors
 
 Answers: TypeAlias = dict[str, Tensors]
-"""Of each client, whether each test sample was right, under a column's name."""
+"""For each client, whether each test sample was classified correctly, under a column's name."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How many points one row has more than another, in one column and metric."""
+    """The difference of one row from another in points, in one column and metric."""
 
     part: str
     column: str
@@ -32,7 +32,7 @@ class Difference:
     """The difference in percentage points for each seed that both have."""
     samples: int
     only_row: int
-    """Test samples, of all seeds, that only this row gets right."""
+    """Test samples, over all seeds, that only this row classifies correctly."""
     only_against: int
     p: float
     """McNemar's exact test over the samples of all seeds."""
@@ -49,7 +49,7 @@ class Difference:
 
 
 def differences(declaration: Declaration, cells: Sequence[Cell], store: Path) -> list[Difference]:
-    """Every row of each part against the row that the part names, where both have run on the same images."""
+    """Every row of each part compared with the row that the part names, if both ran on the same images."""
     named = {part.label: part.against for part in declaration.parts}
     bases = {(cell.part, cell.column): cell for cell in cells if cell.row == named[cell.part]}
     found = []
@@ -62,7 +62,7 @@ def differences(declaration: Declaration, cells: Sequence[Cell], store: Path) ->
 
 
 def _difference(cell: Cell, base: Cell, metric: str, text: str, other: str, store: Path) -> Difference | None:
-    """None where there is nothing to compare: not run, one run under two names, or no accuracy."""
+    """None if there is nothing to compare: not run, one run under two names, or not an accuracy."""
     ours: dict[str, Tensors] = {}
     theirs: dict[str, Tensors] = {}
     seeds: dict[int, float] = {}
@@ -83,7 +83,7 @@ def _difference(cell: Cell, base: Cell, metric: str, text: str, other: str, stor
 
 
 def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[Answers, Answers] | None:
-    """What two runs answered, each in one of its columns, if both were asked about the same images attacked alike."""
+    """The answers of two runs, each from one column, if both are about the same images under the same attack."""
     here, there = reading.evaluation(ours[0]), reading.evaluation(theirs[0])
     if ours == theirs or here is None or there is None:
         return None
@@ -94,7 +94,7 @@ def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[Answers, An
 
 
 def _answers(path: Path, text: str, attack: str) -> Answers:
-    """The answers behind a number of the evaluation that ended the training; empty for what is no accuracy of it."""
+    """The answers behind a number of the final evaluation; empty if the number is not one of its accuracies."""
     column = text.replace("ra", f"ra[{attack}]", 1) if text.startswith("ra") else text
     found = RunDirectory(path).answers(0)
     return {client: {"": answers[column]} for client, answers in found.items() if column in answers}

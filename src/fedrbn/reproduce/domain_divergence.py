@@ -1,12 +1,12 @@
-"""Is batch-norm similarity (Eq. 4) a stand-in for the domain divergence of the paper's lemma?
+"""Tests whether batch-norm similarity (Eq. 4) is a proxy for the domain divergence of the paper's lemma.
 
-The lemma weighs AT users by d_HΔH of their domain and the receiver's. It is estimated here, as usual, from the error e
-of a classifier that tells images of the two domains apart on held-out images:
+The lemma weights AT users by d_HΔH of their domain and the receiver's. As usual, it is estimated from the error e of a
+classifier that separates held-out images of the two domains:
 
-    d = 2 (1 − 2e)          2 for domains that are told apart without error, 0 for domains that cannot be
+    d = 2 (1 − 2e)          2 for domains that are separated without error, 0 for domains that cannot be
 
-The classifier is a linear one (ridge regression on images of 14 × 14 pixels); the similarity is that of the clean
-statistics of all pairs of users of the two domains, on average. If it is a stand-in, their rank correlation is below 0.
+The classifier is linear (ridge regression on images of 14 × 14 pixels). The similarity is the mean over all pairs of
+users of the two domains, from clean statistics. If it is a proxy, the rank correlation of the two is below 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedrbn.runs.load import load
 
 SIDE = 14
 MOST_IMAGES = 1000
-"""Of each domain."""
+"""Images of each domain."""
 
 
 def measure(path: Path) -> dict[str, float]:
@@ -55,9 +55,9 @@ def measure(path: Path) -> dict[str, float]:
 
 
 def neighbours(path: Path) -> dict[str, float]:
-    """How many users, in %, are most similar (Eq. 4) to another one of their own domain, and how many would by chance.
+    """The percentage of users whose most similar user (Eq. 4) is of their own domain, and the percentage by chance.
 
-    If clean statistics cluster by domain, nearly all are.
+    If clean statistics cluster by domain, it is close to 100.
     """
     trained = load(path)
     domains = {member.id: member.domain for member in trained.plan.members if member.id in trained.state.reported}
@@ -69,7 +69,7 @@ def neighbours(path: Path) -> dict[str, float]:
 
 
 def similarities(path: Path, federation: Federation) -> dict[tuple[str, str], float]:
-    """For every pair of domains the mean over pairs of their users of Sim (Eq. 4)."""
+    """For every pair of domains, the mean of Sim (Eq. 4) over pairs of their users."""
     trained = load(path)
     users = {domain: [c.id for c in federation.clients if c.domain == domain] for domain in federation.domains}
     norms = batch_norms(trained.net)
@@ -92,7 +92,7 @@ def domain_divergence(one: NDArray[np.float32], other: NDArray[np.float32], rng:
 
 
 def _images(federation: Federation, domain: str) -> NDArray[np.float32]:
-    """Clean training images of a domain, shrunk, one a row."""
+    """Clean training images of a domain, downscaled, one per row."""
     parts = [c.train.images for c in federation.clients if c.domain == domain]
     parts += [c.validation.images for c in federation.clients if c.domain == domain]
     pixels: Tensor = torch.cat(parts)[: 2 * MOST_IMAGES].float() / 255

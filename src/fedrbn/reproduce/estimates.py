@@ -1,4 +1,4 @@
-"""How long an experiment takes, roughly: multiply-accumulates over an assumed speed; nothing is opened or measured."""
+"""A rough estimate of an experiment's duration: multiply-accumulates over an assumed speed, without any measurement."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedrbn.reproduce.experiment_cells import Cell
 from fedrbn.types import Duty, Role
 
 MACS_PER_SECOND = 35e9
-"""Assumed for one core: at scale cpu, the networks of digits and photographs were measured at 40 and 27 · 10⁹."""
+"""Assumed for one core: at scale cpu, 40 and 27 · 10⁹ were measured for the networks of digits and photographs."""
 SECONDS_PER_STEP = 0.004
-"""Assumed beside the arithmetic of each local step, for each forward or backward pass of it."""
+"""Assumed overhead of each local step, per forward or backward pass."""
 SECONDS_PER_RUN = 1.5
 """Assumed for reading the data."""
 _CLASSES = 10
@@ -28,13 +28,13 @@ _CHANNELS = 3
 
 
 def seconds(cells: Iterable[Cell]) -> float:
-    """Of all runs of these cells that one core does one after the other; further attacks are not counted."""
+    """Seconds for all runs of these cells, one after another on one core; further attacks are not counted."""
     runs = {experiment.key(): experiment for cell in cells for experiment in cell.runs}
     return sum(run_seconds(experiment) for experiment in runs.values())
 
 
 def run_seconds(experiment: Experiment) -> float:
-    """Of one run on one core: training and the evaluation at the end."""
+    """Seconds for one run on one core: training and the final evaluation."""
     own, train = experiment.federation, experiment.train
     about = PAPER.get(experiment.data.name, AVAILABLE[experiment.data.name])
     ids = {name: [f"{name}-{i}" for i in range(own.users_per_domain)] for name in about.domains}
@@ -53,7 +53,7 @@ def run_seconds(experiment: Experiment) -> float:
 
 
 def _duties(experiment: Experiment, users: Mapping[str, Sequence[str]]) -> list[Duty]:
-    """What every user does once there are donors, λ included."""
+    """Every user's duty once there are donors, including λ."""
     own = experiment.federation
     if own.duties is not None:
         return [each.duty for each in own.duties.clients.values()]

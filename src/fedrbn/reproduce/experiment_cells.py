@@ -1,4 +1,4 @@
-"""From a declaration to the runs it needs: one cell for each row and column, with its run at a scale for each seed."""
+"""The runs that a declaration needs: one cell for each row and column, with its run at a scale for each seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedrbn.reproduce.scales import Scale, scaled, with_changes
 Threat = Literal["pixel", "authors-release"]
 
 OUT, STORE = Path("results"), Path("runs")
-"""Where tables and runs are unless said otherwise."""
+"""The default folders of tables and runs."""
 
 STAND_INS: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("domainnet", "office-caltech10"): {
@@ -38,10 +38,10 @@ STAND_INS: Mapping[tuple[str, str], Mapping[str, str]] = {
         "mnist_m": "texture",
     },
 }
-"""(Declared data, what may run in their place): the domains, each with the one that takes its place."""
+"""(Declared data, replacement data): the domains, each with its replacement."""
 
 USUAL_STAND_IN = {"domainnet": "office-caltech10"}
-"""Used where the declared data are not prepared here; tables name it."""
+"""The replacement if the declared data are not prepared here; tables name it."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ class Cell:
     read: tuple[str, ...]
     paper: tuple[float | None, ...]
     paper_std: tuple[float | None, ...]
-    """Standard deviations of the paper's numbers; None where it prints none."""
+    """Standard deviations of the paper's numbers; None if it prints none."""
     runs: tuple[Experiment, ...]
-    """Empty where the setting does not exist on the data that stand in."""
+    """Empty if the setting does not exist on the replacement data."""
     data: str
-    """The data that run."""
+    """The data that are used."""
     declared: str
     """The data of the paper."""
 
     @property
     def attacks(self) -> tuple[str, ...]:
-        """Further attacks that must be evaluated for what is read."""
+        """Further attacks whose evaluation is needed for the numbers."""
         return tuple(text[3:-1] for text in self.read if text.startswith("ra["))
 
 
@@ -79,7 +79,7 @@ def cells(
 ) -> list[Cell]:
     """All cells in the order of the tables; `only` keeps those with this text in PART/ROW/COLUMN.
 
-    `data` runs in place of the declared data that it can stand in for.
+    `data` replaces the declared data where that is possible.
     """
     found = [
         _cell(declaration, part, row, index, scale, seeds, threat, data)
@@ -109,7 +109,7 @@ def command(
     out: Path = OUT,
     store: Path = STORE,
 ) -> str:
-    """What makes the table of an experiment, for people to type; usual settings are left out."""
+    """The command that makes the table of an experiment; default settings are left out."""
     options = {
         "--scale": scale,
         "--seeds": ",".join(map(str, seeds)),
@@ -125,7 +125,7 @@ def command(
 
 
 def folder_name(name: str, scale: str, threat: Threat, data: str | None = None) -> str:
-    """The folder of a table: what differs from the usual is part of its name."""
+    """The folder of a table: settings that differ from the defaults are part of its name."""
     return "-".join([name, scale, *([threat] if threat != "pixel" else []), *([data] if data else [])])
 
 
@@ -166,14 +166,14 @@ def _cell(
 
 
 def _printed(groups: Sequence[Sequence[float]], index: int, declaration: Declaration) -> tuple[float | None, ...]:
-    """What the paper prints for each metric of a column; None where it prints nothing."""
+    """What the paper prints for each metric of a column; None if it prints nothing."""
     return tuple(groups[index]) if groups and groups[index] else (None,) * len(declaration.metrics)
 
 
 def declared_run(part: Part, row: Row, column: Column) -> Experiment:
     """The run of a cell at the paper's size: the part's settings, then the row's, then the column's.
 
-    Options of the method that a column or part sets hold for those rows whose method has them; a row's own must fit.
+    Method options that a column or part sets apply to rows whose method has them; a row's own options must be valid.
     """
     values = config.with_settings({}, [*part.settings, *row.settings, *column.settings])
     planned = values.get("federation", {}).get("duties")
@@ -181,12 +181,12 @@ def declared_run(part: Part, row: Row, column: Column) -> Experiment:
         values["federation"] = {**values["federation"], "duties": str(EXPERIMENTS / planned)}
     method = named(values["method"]["name"], PGD())
     unknown = values["method"].keys() - MethodConfig.model_fields.keys()
-    kept = {"name", *options(method), *row.method, *unknown}  # what no method has is left in, for the config to refuse
+    kept = {"name", *options(method), *row.method, *unknown}  # unknown options stay in, so that the config rejects them
     return config.make({**values, "method": {key: v for key, v in values["method"].items() if key in kept}})
 
 
 def running_data(declared: str, wanted: str | None) -> str:
-    """What runs for the declared data: what was asked for, if it may; else the data, or what usually stands in."""
+    """The data to use for the declared data: as requested, if possible; else the data themselves or their default."""
     if wanted is not None and (wanted == declared or (declared, wanted) in STAND_INS):
         return wanted
     usual = USUAL_STAND_IN.get(declared)
@@ -194,7 +194,7 @@ def running_data(declared: str, wanted: str | None) -> str:
 
 
 def is_here(data: str) -> bool:
-    """Whether the files of a data set are prepared, or it needs none."""
+    """Whether the files of a data set are prepared, or none are needed."""
     if not AVAILABLE[data].needs_files:
         return True
     root = os.environ.get("FEDRBN_DATA")
@@ -202,18 +202,18 @@ def is_here(data: str) -> bool:
 
 
 def check_data(chosen: Iterable[Cell]) -> None:
-    """Refuse, before anything runs, data that are not here."""
+    """Raise an error, before anything runs, if data are not prepared here."""
     for name in sorted({cell.data for cell in chosen if cell.runs}):
         if not is_here(name):
-            embedded = " Or add --data digits-mini to run on the embedded digits: tables say so." * (name == "digits")
+            embedded = " Or add --data digits-mini to run on the embedded digits; tables say so." * (name == "digits")
             raise ConfigError(
-                f"got an experiment on {name}, which is not prepared here; expected its files under the folder that "
-                f"FEDRBN_DATA names. fedrbn data prepare --where says where they are from.{embedded}"
+                f"got an experiment on {name}, which is not prepared here; expected its files in the folder that "
+                f"FEDRBN_DATA names. fedrbn data prepare --where says where to get them.{embedded}"
             )
 
 
 def _on_stand_in(experiment: Experiment, data: str, domains: Mapping[str, str]) -> Experiment | None:
-    """The same setting on other data; None if it names a domain for which there is none."""
+    """The same setting on other data; None if it names a domain without a replacement."""
     at: Any = experiment.federation.at
     if isinstance(at, tuple):
         if any(_placed(name, domains) is None for name in at):
@@ -227,7 +227,7 @@ def _on_stand_in(experiment: Experiment, data: str, domains: Mapping[str, str]) 
 
 
 def _placed(name: str, domains: Mapping[str, str]) -> str | None:
-    """What takes the place of a domain, or of a user of one; None if nothing does."""
+    """The replacement of a domain, or of a user in a domain; None if there is none."""
     domain, dash, number = name.rpartition("-")
     if name in domains or not dash:
         return domains.get(name)
@@ -235,7 +235,7 @@ def _placed(name: str, domains: Mapping[str, str]) -> str | None:
 
 
 def _renamed(text: str, domains: Mapping[str, str]) -> str:
-    """What to read, with the names of domains that really run."""
+    """What to read, with the names of the domains that are used."""
     metric, slash, domain = text.partition("/")
     if slash:
         return f"{metric}/{domains.get(domain, domain)}"
@@ -243,5 +243,5 @@ def _renamed(text: str, domains: Mapping[str, str]) -> str:
 
 
 def _at_scale(text: str, scale: Scale) -> str:
-    """What to read, with the attack as this scale has it."""
+    """What to read, with the attack at this scale."""
     return f"ra[{scale.attacks.get(text[3:-1], text[3:-1])}]" if text.startswith("ra[") else text

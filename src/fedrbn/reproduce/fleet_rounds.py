@@ -1,9 +1,9 @@
-"""How long a round takes a fleet whose devices differ: as planned, and by what the clients of a run measured.
+"""The duration of a round in a fleet of different devices: as planned, and as measured by the clients of a run.
 
 All clients of a run trained on one machine. A device that is s times as slow as the reference takes s times as long, so
-its measured time is the client's mean over rounds, times s. One number is taken from the run itself, the speed of the
-machine while it trained: predicted and measured seconds of all clients together are made equal. What is left is what a
-plan has to know: how much dearer one duty is than another.
+its measured time is the client's mean over rounds, times s. One number is fitted to the run itself, the speed of the
+machine during training: the total predicted and measured seconds of all clients are made equal. The remaining
+differences test what a plan must know: the relative cost of duties.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FLEET = EXPERIMENTS / "budgets/fleet.toml"
 
 
 def measure(path: Path) -> dict[str, float]:
-    """Seconds of the slowest device in a round, planned and measured, and by how many per cent the two differ."""
+    """Seconds of the slowest device in a round, planned and measured, and their difference in percent."""
     directory = RunDirectory.open(path)
     members, classes, image_shape = directory.description()
     fleet = description.read(FLEET)
     if len(fleet.devices) != len(members):
         raise FleetError(
-            f"got a run of {len(members)} clients for a fleet of {len(fleet.devices)} devices; expected as many. Read "
-            "this number from runs of the experiment budgets only."
+            f"got a run of {len(members)} clients for a fleet of {len(fleet.devices)} devices; expected as many "
+            "clients as devices. Read this number only from runs of the experiment budgets."
         )
     asked = workload(directory.experiment(), len(classes), image_shape)
     times: dict[str, list[float]] = defaultdict(list)
@@ -48,7 +48,7 @@ def measure(path: Path) -> dict[str, float]:
 def compared(
     members: tuple[Member, ...], devices: tuple[Device, ...], asked: Workload, seconds: dict[str, float]
 ) -> dict[str, float]:
-    """See `measure`; `seconds` is what each client took on the machine that they shared."""
+    """See `measure`; `seconds` is the time of each client on the machine that they shared."""
     donors = any(member.role is Role.AT for member in members)
     workload_of_run = asked if donors else replace(asked, lam=0.0)
     fastest = max(device.speed.forward for device in devices)

@@ -1,7 +1,7 @@
-"""What is measured on a trained run beside its accuracies: kept in its directory, one file for each measure.
+"""Measurements on a trained run in addition to its accuracies: stored in its directory, one file for each measure.
 
-A table reads a number by its text (`similarity mnist svhn`, `shift trained 1 mean`), whose first word says which
-measure it is of.
+A table reads a number by its text (`similarity mnist svhn`, `shift trained 1 mean`), whose first word selects the
+measure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedrbn.reproduce import bn_shift, domain_divergence, fleet_rounds
 
 @dataclass(frozen=True)
 class Measure:
-    """A file in the run directory, and what fills it."""
+    """A file in the run directory, and the function that fills it."""
 
     file: str
     of_run: Callable[[Path], dict[str, float]]
@@ -42,7 +42,7 @@ def needed(texts: Iterable[str]) -> tuple[Measure, ...]:
 
 
 def complete(path: Path, wanted: Iterable[Measure]) -> None:
-    """Measure on a trained run what is not in its directory yet."""
+    """Take the measurements that are not in the directory of a trained run yet."""
     folder = Folder(path)
     for measure in wanted:
         if not folder.exists(measure.file):

@@ -22,12 +22,12 @@ def without_step(attack: Attack) -> Method:
 
 
 def frozen(attack: Attack) -> Method:
-    """Attacked images through the estimated BN_a, which stays as it is: PNC with the step."""
+    """Attacked images through the estimated BN_a, which stays fixed: PNC with the step."""
     return _changed(attack, "frozen", stats=Stats.FROZEN)
 
 
 def random_step(attack: Attack) -> Method:
-    """A step of the same length, of which every sign is drawn at random."""
+    """A step of the same length with random signs."""
     plus = METHODS["fedrbn+"](attack)
     own = cast(OneStep, plus.calibration)
     noise = RandomStep(own.lam, own.eps, own.box, own.share)
@@ -35,7 +35,7 @@ def random_step(attack: Attack) -> Method:
 
 
 def single(attack: Attack) -> Method:
-    """One set of statistics, that of clean and attacked images alike; nothing is propagated."""
+    """One set of statistics for both clean and attacked images; nothing is propagated."""
     return replace(METHODS["fedrbn+"](attack), name="single", dual_bn=False, propagation=None)
 
 

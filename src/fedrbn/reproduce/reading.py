@@ -1,4 +1,4 @@
-"""Read a table's number from a finished run.
+"""Reads a table's numbers from finished runs.
 
 | text | what it is |
 |---|---|
@@ -6,10 +6,10 @@
 | `ra/mnist` | the same for the users of one domain |
 | `ra[pgd-20:eps=16/255]` | robust accuracy under a further attack |
 | `validation 0.5` | the validation score after this share of the rounds, in % |
-| `validation 1 ra_at`, `validation 1 sa_st` | of that score RA of AT users or SA of ST users, after all rounds |
+| `validation 1 ra_at`, `validation 1 sa_st` | the RA of AT users or SA of ST users in that score, after all rounds |
 | `T`, `T total` | 10¹² MACs of an epoch, or of all rounds, in the paper's count |
-| `similarity a b`, `divergence a b`, `correlation` | of two domains, see fedrbn.reproduce.divergence |
-| `neighbours same`, `neighbours chance` | users most similar to one of their own domain, in %; see the same |
+| `similarity a b`, `divergence a b`, `correlation` | of two domains, see fedrbn.reproduce.domain_divergence |
+| `neighbours same`, `neighbours chance` | users whose most similar user is of their own domain, in %; see there |
 | `round plan`, `round measured`, `round off` | of a fleet, in s and %; see fedrbn.reproduce.fleet_rounds |
 | `shift trained 1 mean` … | how far the attack moves the input of the first batch norm, see fedrbn.reproduce.bn_shift |
 """
@@ -33,14 +33,14 @@ TERA = 1e12
 
 
 def directory(experiment: Experiment, store: Path) -> Path:
-    """Where the run of a config is in the store."""
+    """The directory of a config's run in the store."""
     return place(store, experiment)
 
 
 def readable(experiment: Experiment, store: Path) -> Path | None:
-    """Where the run of a config is in the store; None if what is there is broken or of another experiment.
+    """The directory of a config's run in the store; None if it is broken or belongs to another experiment.
 
-    One such folder leaves its cell of a table empty, and no more.
+    Such a directory only leaves its cell of a table empty.
     """
     try:
         return place(store, experiment)
@@ -49,7 +49,7 @@ def readable(experiment: Experiment, store: Path) -> Path | None:
 
 
 def value(path: Path, text: str, attacks: Sequence[str] = ()) -> float | None:
-    """The number that a text names, in the unit of tables; None if the run is not that far."""
+    """The number that a text names, in the unit of tables; None if the run has not got that far."""
     record = evaluation(path)
     if record is None:
         return None
@@ -68,7 +68,7 @@ def value(path: Path, text: str, attacks: Sequence[str] = ()) -> float | None:
 
 
 def evaluation(path: Path) -> EvaluationRecord | None:
-    """The record of the evaluation that ended the training; None if it is not finished."""
+    """The record of the final evaluation; None if the run is not finished."""
     if not (path / "config.toml").is_file():
         return None
     records = evaluations(RunDirectory.open(path))
@@ -76,7 +76,7 @@ def evaluation(path: Path) -> EvaluationRecord | None:
 
 
 def stopped(path: Path) -> int | None:
-    """The round in which a run had too few usable answers; None if it is finished, went on, or is not that far."""
+    """The round in which a run had too few valid answers; None if it finished, continued, or has not got that far."""
     if evaluation(path) is not None or not (path / "config.toml").is_file():
         return None
     run = RunDirectory.open(path)
@@ -87,7 +87,7 @@ def stopped(path: Path) -> int | None:
 def under_attacks(path: Path, attacks: Sequence[str]) -> EvaluationRecord | None:
     """The record of an evaluation with all of these attacks; None if there is none yet.
 
-    It must be of the branch and the images of the evaluation that ended the training: anybody may have added others.
+    It must have the branch and the images of the final evaluation, because users can add other evaluations.
     """
     first, *later = evaluations(RunDirectory.open(path))
     wanted = (first.deployment, first.samples_digest)
@@ -96,13 +96,13 @@ def under_attacks(path: Path, attacks: Sequence[str]) -> EvaluationRecord | None
 
 
 def _label(path: Path, record: EvaluationRecord, text: str) -> str | None:
-    """What a record calls an attack; it is known by its settings, because one attack can be written in several ways."""
+    """The name of an attack in a record, found by its settings, because an attack can be written in several ways."""
     wanted = described(attack_named(text, RunDirectory.open(path).experiment().attack))
     return next((label for label, attack in record.attacks.items() if attack.settings == wanted), None)
 
 
 def _macs(record: EvaluationRecord, total: bool) -> float | None:
-    """10¹² MACs in the paper's count; None in a record that does not say what the run cost."""
+    """10¹² MACs in the paper's count; None if the record does not contain the cost."""
     if record.cost is None:
         return None
     return (record.cost.macs_total if total else record.cost.macs_per_epoch).paper / TERA
@@ -115,9 +115,9 @@ def _under_attack(path: Path, attack: str, attacks: Sequence[str]) -> float | No
 
 
 def _validation(path: Path, share: float, part: str = "score") -> float | None:
-    """The newest score, or part of it, by the round in which this share of the rounds is finished."""
+    """The latest score, or part of it, up to the round in which this share of the rounds is finished."""
     records = rounds(RunDirectory.open(path))
-    last = math.ceil(share * records[-1].round - 1e-9) if records else 0  # 0.1 has no exact float
+    last = math.ceil(share * records[-1].round - 1e-9) if records else 0  # 0.1 is not exact
     scores = [record.validated(part) for record in records if record.round <= last]
     return next((score for score in reversed(scores) if score is not None), None)
 

@@ -1,4 +1,4 @@
-"""Complete the runs of an experiment: several at a time, each continued where it stopped, none repeated."""
+"""Completes the runs of an experiment: several at a time, each resumed where it stopped, none repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedrbn.runs.train import evaluate
 
 @dataclass(frozen=True)
 class Task:
-    """A run and what is asked of it once it is trained."""
+    """A run and the evaluations and measurements that it needs after training."""
 
     experiment: Experiment
     attacks: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class TaskOutcome:
 
 
 def tasks(cells: Iterable[Cell]) -> list[Task]:
-    """Every run once, with all that any cell asks of it."""
+    """Every run once, with everything that any cell needs from it."""
     found: dict[str, Task] = {}
     for cell in cells:
         for experiment in cell.runs:
@@ -50,7 +50,7 @@ def tasks(cells: Iterable[Cell]) -> list[Task]:
 
 
 def complete(todo: Iterable[Task], store: Path, workers: int, subset: int) -> Iterator[TaskOutcome]:
-    """Complete the tasks, as many at a time as there are workers; a task that fails does not stop the others."""
+    """Complete the tasks, one per worker at a time; a task that fails does not stop the others."""
     waiting = list(todo)
     if workers == 1 or len(waiting) == 1:
         for task in waiting:
@@ -77,7 +77,7 @@ def _outcome(task: Task, result: Callable[[], None]) -> TaskOutcome:
 
 
 def finish(task: Task, store: Path, subset: int) -> None:
-    """Train a run unless it is trained, then answer what is asked of it unless that is answered."""
+    """Train a run if it is not trained yet, then add the missing evaluations and measurements."""
     sweep.complete(sweep.SweepCell("", task.experiment), store)
     directory = reading.directory(task.experiment, store)
     if task.attacks and reading.under_attacks(directory, task.attacks) is None:

@@ -1,6 +1,6 @@
-"""Four sizes of every experiment: the paper's, two that a CPU can train, and one that only proves the wiring.
+"""Four sizes of every experiment: the paper's, two that a CPU can train, and one that only tests that everything runs.
 
-A scale makes a run smaller without touching what the experiment is about: users and their roles, domains, shares of
+A scale makes a run smaller without changing the subject of the experiment: users and their roles, domains, shares of
 participants, batch size and local epochs stay as declared.
 """
 
@@ -16,7 +16,7 @@ from fedrbn.data import AVAILABLE
 from fedrbn.federated.options import resolved
 
 PHOTOGRAPH = 64
-"""Images of this side or more are photographs: they are few and large, so their size is reduced, not their number."""
+"""Images with this side or more are photographs: few and large, so their size is reduced, not their number."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Scale:
 
     name: str
     about: str
-    """What the caption of a table says."""
+    """The description in the caption of a table."""
     width: float = 1.0
     fraction: float = 1.0
     """Factor on the share of images, unless that leaves a user with fewer than `least_images` to train on."""
@@ -33,13 +33,13 @@ class Scale:
     rounds: float = 1.0
     """Factor on rounds, on those of warm-up, and on the iterations of fine-tuning."""
     lr: float = 1.0
-    """Factor on a constant learning rate, a method's own included: fewer steps need larger ones."""
+    """Factor on a constant learning rate, including a method's own: fewer steps need to be larger."""
     clip: float | None = None
-    """Norm to which the gradient of PNC is clipped (Algorithm 3) where nothing is said: large steps need it."""
+    """Norm to which the gradient of PNC is clipped (Algorithm 3) unless the experiment sets it: large steps need it."""
     precision: Literal["auto"] | None = None
-    """What `run.precision` is set to."""
+    """The value of `run.precision`."""
     validations: int | None = None
-    """How often a run is validated; None is after every round."""
+    """How often a run is validated; None means after every round."""
     steps: int | None = None
     """Steps of the attack in training, validation and test."""
     test_samples: int | None = None
@@ -49,7 +49,7 @@ class Scale:
     subset: int = 10
     """Test images per user for AutoAttack and local search."""
     attacks: Mapping[str, str] = field(default_factory=dict)
-    """Attacks of the paper's table that are made shorter, by their text."""
+    """Attacks of the paper's table that are shortened, by their text."""
 
 
 SCALES: Mapping[str, Scale] = {
@@ -136,7 +136,7 @@ def scaled(experiment: Experiment, scale: Scale) -> Experiment:
     own = resolved(experiment).method
     if scale.clip is not None and own.lam and own.clip == "off" and experiment.method.clip is None:
         method["clip"] = scale.clip
-    if own.meta_lr is not None and experiment.train.schedule == "constant":  # it takes the place of train.lr
+    if own.meta_lr is not None and experiment.train.schedule == "constant":  # it replaces train.lr
         method["meta_lr"] = own.meta_lr * scale.lr
     changes["method"] = method
     return with_changes(experiment, changes)
@@ -149,7 +149,7 @@ def with_changes(experiment: Experiment, changes: Mapping[str, Mapping[str, Any]
 
 
 def _fraction(experiment: Experiment, scale: Scale) -> float:
-    """The scaled share of images, raised to where every user can train, and never above the paper's."""
+    """The scaled share of images, raised so that every user can train, but never above the paper's."""
     own = experiment.federation
     wanted = own.fraction * scale.fraction
     needed = own.users_per_domain * scale.least_images / (1 - own.validation)

@@ -20,15 +20,15 @@ from fedrbn.reproduce.experiment_cells import STAND_INS, Cell
 from fedrbn.reproduce.scales import Scale
 
 NOT_PERCENT = ("T", "similarity", "divergence", "mean shift", "lowest domain", "highest domain", "variance shift")
-"""Metrics that are no accuracies: they are shown with three digits that count."""
+"""Metrics that are not accuracies: they are shown with three significant digits."""
 
 SMALLEST = 0.001
-"""Smaller probabilities are shown as smaller than this."""
+"""Smaller probabilities are shown as less than this."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """One number of a table: what each finished seed gave, and the paper's. No seed means that it was not run."""
+    """One number of a table: the values of the finished seeds, and the paper's. No seed means that it was not run."""
 
     part: str
     row: str
@@ -38,7 +38,7 @@ class Number:
     seeds: dict[int, float]
     paper: float | None
     stopped: dict[int, int] = field(default_factory=dict)
-    """Seeds whose run could not go on, with the round: too few updates were usable, as when training diverges."""
+    """Seeds whose run could not continue, with the round: too few updates were valid, for example after divergence."""
     paper_std: float | None = None
     """The standard deviation that the paper prints with its number."""
 
@@ -55,26 +55,26 @@ class Number:
 
 @dataclass(frozen=True)
 class Table:
-    """An experiment's numbers and all that a caption says of them."""
+    """An experiment's numbers and the facts for its caption."""
 
     declaration: Declaration
     numbers: tuple[Number, ...]
     stand_ins: dict[str, str]
-    """Parts that ran on other data than the paper's, with those data."""
+    """Parts that ran on other data than the paper's, with the data used."""
     scale: Scale
     threat: str
     seeds: tuple[int, ...]
     versions: dict[str, list[str]]
     differences: tuple[Difference, ...] = ()
-    """Rows against one of them, sample by sample."""
+    """Rows compared with one of them, sample by sample."""
     command: str = ""
-    """What makes the table again."""
+    """The command that makes the table again."""
 
 
 def fill(
     declaration: Declaration, cells: Sequence[Cell], store: Path, scale: Scale, threat: str, seeds: Sequence[int]
 ) -> Table:
-    """The table with what the store has; numbers of runs that are not finished stay empty."""
+    """The table filled from the store; numbers of unfinished runs stay empty."""
     numbers = [
         Number(
             part=cell.part,
@@ -119,7 +119,7 @@ def _readable(runs: Iterable[Experiment], store: Path) -> list[tuple[Experiment,
 
 
 def _versions(runs: Iterable[Experiment], store: Path) -> dict[str, list[str]]:
-    """Every version of every package that made a number."""
+    """All versions of each package that produced the numbers."""
     found: dict[str, set[str]] = {}
     for path in {path for _, path in _readable(runs, store)}:
         record = reading.evaluation(path)
@@ -141,7 +141,7 @@ def write(table: Table, folder: Path) -> None:
 
 
 def caption(table: Table) -> str:
-    """Scale, threat model, seeds, versions, and what the numbers are."""
+    """Scale, threat model, seeds, versions, and the meaning of the numbers."""
     versions = ", ".join(f"{name} {' and '.join(found)}" for name, found in table.versions.items()) or "nothing has run"
     ours = f"one seed ({table.seeds[0]})"
     if len(table.seeds) > 1:
@@ -168,11 +168,11 @@ def caption(table: Table) -> str:
 def _about_stops(table: Table) -> list[str]:
     if not any(number.stopped for number in table.numbers):
         return []
-    return ["Stopped: from that round on too few updates were numbers at all, or of a length that can be averaged."]
+    return ["Stopped: from that round on, too few updates were finite and small enough to be averaged."]
 
 
 def _about_data(table: Table) -> list[str]:
-    """Where the images are not the paper's, and which domain takes the place of which."""
+    """Where the images are not the paper's, and which domain replaces which."""
     said = [
         f"{part}: run on {data} in place of {declared} "
         f"({', '.join(f'{new} for {old}' for old, new in names.items())}): the paper's numbers are of other images."
@@ -219,13 +219,13 @@ def _grid(numbers: Sequence[Number], wanted: int) -> list[str]:
 
 
 def _compared(found: Sequence[Difference]) -> list[str]:
-    """The differences of a part as a table of their own; nothing if there are none."""
+    """The differences of a part as a separate table; empty if there are none."""
     if not found:
         return []
     lines = [
-        f"Against {found[0].against}, in points, on the same test images with the same seeds. In brackets: how many "
-        "seeds, and p of McNemar's exact test over their images. The test covers variation between test images, "
-        "not between training runs, and is not corrected for several comparisons.",
+        f"Compared with {found[0].against}, in points, on the same test images with the same seeds. In brackets: the "
+        "number of seeds, and p of McNemar's exact test over their images. The test covers variation between test "
+        "images, not between training runs, and is not corrected for several comparisons.",
         "",
     ]
     return [*lines, *difference_grid(found), ""]
@@ -251,9 +251,9 @@ def _shown_difference(one: Difference | None) -> str:
 
 
 def shown_mean(number: Number, wanted: int = 1) -> str:
-    """Our number for people, and how many seeds it has if more were wanted; nothing if it was not run.
+    """Our number as text, with its number of seeds if more were requested; empty if it was not run.
 
-    A run that could not go on is never left out of sight: the round in which it stopped is shown.
+    A run that could not continue is never hidden: the round in which it stopped is shown.
     """
     stops = [f"stopped in round {found}" for found in number.stopped.values()]
     if number.mean is None:
@@ -269,7 +269,7 @@ def shown_mean(number: Number, wanted: int = 1) -> str:
 def printed_number(value: float | None, std: float | None = None) -> str:
     """The paper's number as it is printed there, one decimal or, for large costs, none; ± the deviation it prints.
 
-    Nothing if the paper has none.
+    Empty if the paper has none.
     """
     return " ± ".join(f"{one:.1f}" if one < 200 else f"{one:.0f}" for one in (value, std) if one is not None)
 

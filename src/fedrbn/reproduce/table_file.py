@@ -1,4 +1,4 @@
-"""table.json, which `fedrbn reproduce` writes and figures, the report and the verdicts on claims read."""
+"""table.json: written by `fedrbn reproduce`, read by figures, the report and the verdicts on claims."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrbn.reproduce.table import Number
 
 
 class TableFile(BaseModel):
-    """What the file says, as far as somebody reads it."""
+    """The parts of the file that are read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -39,5 +39,5 @@ def read_table(file: Path) -> TableFile:
         reason = str(error)
     raise StorageError(
         f"got {file}, which cannot be read ({reason}); expected a table of fedrbn reproduce. It is damaged or from "
-        "another version: leave that directory out, or make it anew."
+        "another version: leave that directory out, or create it again."
     )

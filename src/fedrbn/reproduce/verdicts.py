@@ -1,7 +1,7 @@
-"""What our tables say of the paper's claims.
+"""What our tables say about the paper's claims.
 
 A gap is decided if it is larger than its uncertainty (see `decided`); a claim holds if all of its gaps do. Only tables
-at a scale of COUNTING, as it is defined today, are looked at.
+at a scale of COUNTING, as currently defined, are used.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from fedrbn.reproduce.scales import SCALES
 from fedrbn.reproduce.table_file import TableFile, read_table
 
 COUNTING = ("full", "cpu")
-"""Scales whose tables count, the larger first."""
+"""Scales whose tables count, the largest first."""
 STANDARD_ERRORS = 2.0
-"""With several seeds, a gap must be larger than so many standard errors of its mean, and than half of ONE_SEED."""
+"""With several seeds, a gap must be larger than this many standard errors of its mean, and than half of ONE_SEED."""
 P = 0.05
-"""Where a table has McNemar's test of the two cells, its p must be below this as well."""
+"""If a table has McNemar's test of the two cells, its p must also be below this."""
 
 
 class Verdict(Enum):
-    """What our tables say of a claim."""
+    """What our tables say about a claim."""
 
     HOLDS = "holds"
     RELEASED_ONLY = "holds under the released arithmetic only"
@@ -42,7 +42,7 @@ class Verdict(Enum):
 
 
 class Outcome(Enum):
-    """What one table says of a gap, or of all gaps of a claim."""
+    """What one table says about a gap, or about all gaps of a claim."""
 
     HOLDS = "holds"
     UNCLEAR = "too close"
@@ -52,7 +52,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class TableEvidence:
-    """The numbers of one table that counts, by place and seed, and p of McNemar's test for pairs of places."""
+    """The numbers of one valid table, by place and seed, and p of McNemar's test for pairs of places."""
 
     numbers: Mapping[Place, Mapping[int, float]]
     p: Mapping[tuple[Place, Place], float]
@@ -69,7 +69,7 @@ class Decided:
 
     @property
     def mean(self) -> float:
-        """Of the difference."""
+        """The mean difference."""
         return fmean(self.seeds.values())
 
 
@@ -83,23 +83,23 @@ class Finding:
 
 
 Tables = Mapping[tuple[str, str, str], TableEvidence]
-"""Tables that count, by experiment, scale and threat model."""
+"""Valid tables by experiment, scale and threat model."""
 
 
 def tables(results: Path) -> Tables:
-    """Every table below the folder of results that counts."""
+    """Every valid table in the folder of results."""
     contents = [read_table(path) for path in sorted(results.glob("*/table.json"))]
     return {(one.name, one.scale, one.threat): evidence(one) for one in contents if counts(one)}
 
 
 def counts(content: TableFile) -> bool:
-    """Whether a table was made at a scale that counts, as that scale is today: an older one had another description."""
+    """Whether a table was made at a scale that counts, as currently defined: an older scale has another description."""
     scale = content.scale
     return scale in COUNTING and content.caption.startswith(f"Scale {scale}: {SCALES[scale].about}.")
 
 
 def evidence(content: TableFile) -> TableEvidence:
-    """What a table of `fedrbn reproduce` says, without parts that ran on other images than the paper's."""
+    """The numbers in a table of `fedrbn reproduce`, without parts that ran on other images than the paper's."""
     own = [number for number in content.numbers if number.part not in content.stand_ins]
     p = {
         (
@@ -114,8 +114,8 @@ def evidence(content: TableFile) -> TableEvidence:
 def decided(gap: Gap, found: TableEvidence) -> Decided | None:
     """A gap in a table; None if no seed has both numbers.
 
-    The difference beyond what is asked for must be larger than its uncertainty: with one seed that is given, with
-    several it is two standard errors, but at least half of that. Where there is McNemar's test, it must agree.
+    The difference beyond the required gap must be larger than its uncertainty: with one seed that is given, with
+    several it is two standard errors, but at least half of that. If there is McNemar's test, it must agree.
     """
     less = found.numbers.get(gap.less, {})
     more = dict.fromkeys(less, 0.0) if gap.more is None else found.numbers.get(gap.more, {})
@@ -134,7 +134,7 @@ def decided(gap: Gap, found: TableEvidence) -> Decided | None:
 
 
 def together(wanted: Sequence[Gap], found: Sequence[Decided | None]) -> Outcome:
-    """What the gaps of a claim say together: one that goes the other way is enough to contradict it."""
+    """The joint outcome of the gaps of a claim: one that goes the other way is enough to contradict it."""
     outcomes = [Outcome.MISSING if one is None else one.outcome for one in found]
     if Outcome.OPPOSITE in outcomes:
         return Outcome.OPPOSITE
@@ -145,7 +145,7 @@ def together(wanted: Sequence[Gap], found: Sequence[Decided | None]) -> Outcome:
 
 
 def find(claim: Claim, threat: Threat, among: Tables) -> Finding | None:
-    """The claim in the largest scale that has all of its numbers, or else any of them; None if none has."""
+    """The claim at the largest scale that has all of its numbers, or else any of them; None if none has."""
     wanted = claim.gaps
     partial = None
     for scale in COUNTING:
@@ -176,7 +176,7 @@ def as_printed(claim: Claim) -> Finding | None:
 
 
 def verdict(pixel: Outcome, released: Outcome) -> Verdict:
-    """Robustness in pixels decides; the released arithmetic can only save what does not hold there."""
+    """Robustness in pixels decides; the released arithmetic matters only if the claim does not hold there."""
     if pixel is Outcome.HOLDS:
         return Verdict.HOLDS
     if pixel is Outcome.MISSING:
@@ -187,14 +187,14 @@ def verdict(pixel: Outcome, released: Outcome) -> Verdict:
 
 
 def threats(claim: Claim) -> tuple[Threat, ...]:
-    """The threat models under which the claim's experiment can run: further attacks are in pixels only."""
+    """The threat models under which the claim's experiment can run: further attacks are only in pixels."""
     cells = experiment_cells.cells(declarations.read(claim.experiment or ""), SCALES["smoke"])
     known: tuple[Threat, ...] = get_args(Threat)
     return known[:1] if any(cell.attacks for cell in cells) else known
 
 
 def commands(claim: Claim, missing: Iterable[Threat]) -> list[str]:
-    """What makes the tables that a claim needs."""
+    """The commands that make the tables that a claim needs."""
     declaration = declarations.read(claim.experiment or "")
     part = claim.checks[0].part
     elsewhere = {str(other.data) for other in declaration.parts} != {str(_part(declaration, part).data)}

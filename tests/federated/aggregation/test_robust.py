@@ -286,7 +286,7 @@ def test_a_full_folder_for_temporary_files_is_explained(tmp_path: Path, monkeypa
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
         with (
-            pytest.raises(StorageError, match=r"got uploads that cannot be written .*expected room.*TMPDIR"),
+            pytest.raises(StorageError, match=r"got uploads that cannot be written .*expected enough space.*TMPDIR"),
             spooled(sent),
         ):
             pytest.fail("it was written")

@@ -129,7 +129,7 @@ def test_a_share_of_those_who_can_attack() -> None:
 def test_a_method_without_bn_a_has_nothing_for_a_donor_to_lie_about() -> None:
     net = fatavg(PGD()).network(network())
     experiment = make({"malice": {"attack": "bn-swap"}, "method": {"name": "fatavg"}})
-    with pytest.raises(ConfigError, match="no BN_a to lie about"):
+    with pytest.raises(ConfigError, match="no BN_a to falsify"):
         from_config(experiment, MEMBERS, layout(net, fatavg(PGD()).local).batch_norms)
 
 

@@ -172,7 +172,7 @@ def test_a_client_that_kills_its_worker_every_time_is_a_failure_and_the_others_g
     assert after.reported == {"c3": 1}
     (failure,) = report.failures
     assert failure.client == "c1"
-    assert "ended (exit code -9) in the middle of the job, 2 times" in failure.cause
+    assert "ended (exit code -9) during the job, 2 times" in failure.cause
     assert "use fewer workers" in failure.cause
     assert set(multiprocessing.active_children()) == before
 
@@ -316,6 +316,6 @@ def test_a_method_that_remembers_needs_a_store() -> None:
     method = METHODS["fatavg-free"](ATTACK)
     todo = plan(method, site(method, WHO).net, list(WHO.values()), rounds=16)
     with pytest.raises(
-        FederationError, match=r"client 'c0' failed in round 2: .* remembers noise, and nowhere to keep"
+        FederationError, match=r"client 'c0' failed in round 2: .* keeps noise between rounds, but no store"
     ):
         list(federate(initial_state(site(method, WHO).net, todo), todo, serial(site(method, WHO))))

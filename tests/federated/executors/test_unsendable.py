@@ -73,7 +73,7 @@ def test_a_local_network_trains_in_this_process_with_a_hint(tiny: Callable[..., 
     assert assembly.hints[0].startswith(
         "clients run in this process, because of local_network.<locals>.Local, which is"
     )
-    assert "put the code into a module of its own" in assembly.hints[0]
+    assert "move the code to a module and import it" in assembly.hints[0]
     assert assemble(wanted).workers == 2
     assert assemble(wanted).hints == ()
     with pytest.raises(ConfigError, match=r"got faults.deadline_seconds = 5 with local_network"):

@@ -58,12 +58,12 @@ def test_names_that_are_no_file_names_are_refused(tmp_path: Path, client: str) -
 def test_without_a_store_only_a_first_round_works() -> None:
     remember(None, "a-0", 1, noise(1))
     assert recall(None, "a-0", 1) == {}
-    with pytest.raises(StorageError, match=r"remembers noise, and nowhere to keep it; .* store="):
+    with pytest.raises(StorageError, match=r"keeps noise between rounds, but no store; .* store="):
         remember(None, "a-0", 2, noise(1))
 
 
 def test_a_damaged_memory_is_explained(tmp_path: Path) -> None:
     remember(tmp_path, "a-0", 1, noise(1))
     (tmp_path / "a-0" / "1.safetensors").write_bytes(b"half")
-    with pytest.raises(StorageError, match="It is damaged: put a copy back, or run again from the beginning"):
+    with pytest.raises(StorageError, match="It is damaged: restore a copy, or run again from the beginning"):
         recall(tmp_path, "a-0", 1)

@@ -86,7 +86,7 @@ BAD: dict[str, tuple[Upload, str]] = {
     "overflowing": (with_tensor(WEIGHT, lambda w: torch.full_like(w, 3e38)), r"most of it in layer 'network\.1'"),
     "negative variance": (
         with_tensor(VARIANCE, put(-1e-6)),
-        r"got a variance of -1e-06 in the noised branch of batch-norm layer 'network\.2'; expected no negative one",
+        r"got a variance of -1e-06 in the noised branch of batch-norm layer 'network\.2'; expected 0 or more",
     ),
     "huge variance": (with_tensor(VARIANCE, put(1e9)), r"statistics of norm 1e\+09 in the noised branch"),
     "shape": (with_tensor(WEIGHT, lambda w: w.T), r"'network\.1\.weight' of shape \(4, 3\).*expected \(3, 4\)"),
@@ -109,7 +109,7 @@ BAD: dict[str, tuple[Upload, str]] = {
     "no loss": (replace(GOOD, metrics={}), "got None as the training loss"),
     "text as a metric": (
         replace(GOOD, metrics={**GOOD.metrics, "x": "<b>"}),  # type: ignore[dict-item]
-        "metric 'x' that is no number",
+        "metric 'x' that is not finite",
     ),
 }
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Registers every key in keys/ that is not registered yet, while the SuperLink runs; registered/ remembers node ids.
+# Registers every key in keys/ that is not registered yet, while the SuperLink runs; registered/ keeps the node ids.
 set -eu
 umask 077
 cd "$(dirname "$0")"
@@ -7,7 +7,7 @@ mkdir -p registered
 for key in keys/*.pub; do
   name=$(basename "$key" .pub)
   if cmp -s "$key" "registered/$name.pub"; then
-    echo "$name: registered before"
+    echo "$name: already registered"
     continue
   fi
   answer=$(sh ./flwr.sh supernode register "$key" site --name "$name" --format json)

@@ -16,11 +16,11 @@ class Local(Enum):
     NOTHING = "nothing"
     """FedAvg: batch-norm statistics are averaged like everything else."""
     STATISTICS = "bn-stats"
-    """The statistics (μ, σ²) stay; w, b count as part of θ, as the paper's notation has it."""
+    """The statistics (μ, σ²) stay local; w and b are part of θ, as in the paper's notation."""
     BATCH_NORM = "bn"
-    """All of batch norm stays, as in FedBN."""
+    """All of batch norm stays local, as in FedBN."""
     EVERYTHING = "everything"
-    """No federation at all."""
+    """No federation: nothing is shared."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Layout:
     shared: frozenset[str]
     """Averaged by the server."""
     personal: frozenset[str]
-    """Kept for each client. Counts of batches and other integers are here: they are never averaged."""
+    """Kept per client. This includes batch counters and other integers, which are never averaged."""
     noised: frozenset[str]
-    """BN_a of a dual network, shared or personal: only AT users change and upload them."""
+    """BN_a of a dual network, shared or personal: only AT users change and upload it."""
     batch_norms: tuple[BNNames, ...]
 
 

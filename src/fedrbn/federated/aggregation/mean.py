@@ -1,4 +1,4 @@
-"""The weighted mean of what clients share, folded as it arrives, and the server's momentum."""
+"""The weighted mean of what clients share, accumulated as uploads arrive, and the server's momentum."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedrbn.types import Role, Tensors
 
 @dataclass(frozen=True)
 class Contribution:
-    """One client's shared tensors (not necessarily all of them) and the weight they have in the mean."""
+    """One client's shared tensors (not necessarily all of them) and their weight in the mean."""
 
     client: str
     tensors: Tensors
     weight: float
-    """Its number of samples, as far as that is believed."""
+    """The client's number of samples, up to the limit that the server accepts."""
     role: Role = Role.ST
     loss: float | None = None
-    """The client's mean training loss, if it is known."""
+    """The client's mean training loss, if known."""
 
 
 Aggregate: TypeAlias = Callable[[Tensors, Iterable[Contribution]], Tensors]
@@ -31,7 +31,7 @@ Aggregate: TypeAlias = Callable[[Tensors, Iterable[Contribution]], Tensors]
 def mean(shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
     """Σ_k a_k θ_k / Σ_k a_k, name by name over the clients that sent that name; a name nobody sent keeps its value.
 
-    Contributions are folded one by one, so memory is one model whatever the number of clients.
+    Contributions are added one by one, so memory use is one model for any number of clients.
     """
     total: dict[str, float] = {}
     average: dict[str, Tensor] = {}
@@ -47,7 +47,7 @@ def mean(shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
 
 @dataclass(frozen=True)
 class RoleMean:
-    """The mean in which an upload of an AT user counts `at_weight` times as much as its samples say."""
+    """The mean in which an AT user's upload counts `at_weight` times its number of samples."""
 
     at_weight: float
 
@@ -60,9 +60,9 @@ class RoleMean:
 
 
 def carried(weights: Tensors, velocity: Tensors, beta: float) -> Tensors:
-    """The server's momentum: θ + β v, where v is how far θ went in the round before; without v, θ itself.
+    """The server's momentum: θ + β v, where v is the change of θ in the previous round; without v, θ itself.
 
-    For weights only, never for statistics of batch norm: an overshooting variance may be negative.
+    For weights only, never for batch-norm statistics: a variance that overshoots can become negative.
     """
     return {
         name: theta.add(velocity[name], alpha=beta) if name in velocity else theta for name, theta in weights.items()

@@ -1,4 +1,4 @@
-"""Weighted order statistics, column by column: what robust means of weights and of statistics are made of."""
+"""Weighted order statistics per column, used by the robust means of weights and of statistics."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 def weighted_median(rows: Tensor, weights: Tensor) -> Tensor:
     """For each column the value below and above which no more than half of the weight lies.
 
-    `rows` is clients × columns, `weights` one per client. Where the weight splits into exact halves between two values,
-    it is the middle of the two, as with the ordinary median of an even count.
+    `rows` is clients × columns, `weights` one per client. If the weight splits into exact halves between two values,
+    the result is their midpoint, as in the ordinary median of an even count.
     """
     values, share = _sorted(rows, weights)
     up_to = share.cumsum(0)
     half = share.sum(0) / 2
-    slack = half * 1e-12  # sums of weights that are equal on paper may differ in the last digits
+    slack = half * 1e-12  # sums of weights that are mathematically equal may differ in the last digits
     lower = (up_to >= half - slack).int().argmax(0)
     upper = (up_to > half + slack).int().argmax(0)
     return (values.gather(0, lower[None])[0] + values.gather(0, upper[None])[0]) / 2
@@ -29,9 +29,9 @@ def trimmed_mean(rows: Tensor, weights: Tensor, cut: int) -> Tensor:
 
 
 def share_trimmed_mean(rows: Tensor, weights: Tensor, share: float) -> Tensor:
-    """For each column the weighted mean without this share of the whole weight at either end; `share` is below ½.
+    """For each column the weighted mean without this share of the total weight at each end; `share` is below ½.
 
-    A value on the edge counts with the part of its weight that is inside.
+    A value at the cut counts with the part of its weight that is inside.
     """
     values, own = _sorted(rows, weights)
     whole = own.sum(0)
@@ -47,5 +47,5 @@ def _sorted(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def plain_median(rows: Tensor) -> Tensor:
-    """For each column the ordinary median, the middle of the two central values of an even count."""
+    """For each column the ordinary median: the midpoint of the two central values if the count is even."""
     return weighted_median(rows, torch.ones(len(rows), dtype=rows.dtype))

@@ -1,4 +1,4 @@
-"""Aggregation that a minority of malicious clients cannot steer; each rule is an `Aggregate`.
+"""Aggregation rules that a minority of malicious clients cannot control; each rule is an `Aggregate`.
 
     rule              withstands                  memory beyond the result       passes over the uploads
     NormBound         influence ≤ bound per client  one model (bound given), else spooled       1 (2)
@@ -7,12 +7,12 @@
     Krum, MultiKrum   f, if n ≥ 2 f + 3             one chunk, n × n distances, two models     2
     GeometricMedian   < half of the weight          one chunk, n × n distances, two models     2
 
-Uploads wait on disk (`spool`) and come back in chunks, so memory does not grow with clients × weights. A tensor that
-only some clients send (BN_a, which ST users do not have) is aggregated among those: Krum and the geometric
-median treat each group of names with the same senders as a model of its own. A name nobody sent keeps its value.
+Uploads are written to disk (`spool`) and read back in chunks, so memory does not grow with clients × weights. A tensor
+that only some clients send (BN_a, which ST users do not have) is aggregated among those clients: Krum and the geometric
+median treat each group of names with the same senders as a separate model. A name that nobody sent keeps its value.
 
-Weights are numbers of samples, which are claims: a claim counts for at most twice the median one. So with equal honest
-weights "half of the weight" is out of reach of fewer than a third of the clients, whatever they claim.
+Weights are the numbers of samples that clients report. A reported number counts for at most twice the median, because
+a client can lie. So if honest weights are equal, fewer than a third of the clients can never reach half of the weight.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from fedrbn.federated.aggregation.spool import Group, Spool, spooled
 from fedrbn.types import Tensors
 
 HEAVIEST = 2.0
-"""A client's claimed number of samples counts for at most this many times the median claim."""
+"""A client's reported number of samples counts for at most this many times the median."""
 
 NOISE_FLOOR = 1e-6
-"""ν of the smoothed Weiszfeld iteration: closer than this, a client counts as being at the centre."""
+"""ν of the smoothed Weiszfeld iteration: a client closer than this counts as being at the centre."""
 
 Weigh: TypeAlias = Callable[[Spool, Group], list[float]]
 """The weight of each sender of a group."""
 
 
 def count(malicious: float, clients: int) -> int:
-    """f: how many of these clients a rule withstands; below 1 it is a share of them, rounded up."""
+    """f: how many malicious clients a rule tolerates; a value below 1 is a share of the clients, rounded up."""
     return math.ceil(malicious * clients - 1e-9) if malicious < 1 else round(malicious)
 
 
 def bounded(weights: Sequence[float]) -> list[float]:
-    """Claimed weights, none above twice the median of them."""
+    """Reported weights, each limited to twice their median."""
     most = HEAVIEST * median(weights) if weights else 0.0
     return [min(weight, most) for weight in weights]
 
@@ -75,13 +75,13 @@ class TrimmedMean:
     """
 
     malicious: float = 0.2
-    """f: a number of clients, or below 1 a share of those that sent the tensor."""
+    """f: a number of clients, or, if below 1, a share of those that sent the tensor."""
 
     def __post_init__(self) -> None:
         _check_malicious(self.malicious)
 
     def check(self, clients: int) -> None:
-        """Refuse a number of clients that is too small to trim from."""
+        """Raise an error if there are too few clients to trim from."""
         f = count(self.malicious, clients)
         if clients <= 2 * f:
             raise _too_few("trimmed-mean", clients, f, 2 * f + 1)
@@ -101,16 +101,16 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class Krum:
-    """The upload with the least sum of squared distances to its n − f − 2 nearest (Blanchard et al. 2017).
+    """The upload with the smallest sum of squared distances to its n − f − 2 nearest (Blanchard et al. 2017).
 
-    With `keep` m > 1 it is multi-Krum: the weighted mean of the m uploads of least score. Scores do not use weights.
+    With `keep` m > 1 it is multi-Krum: the weighted mean of the m lowest-scoring uploads. Scores do not use weights.
     Memory: one chunk of all clients, n × n distances, and two models.
     """
 
     malicious: float = 0.2
-    """f: a number of clients, or below 1 a share."""
+    """f: a number of clients, or, if below 1, a share of them."""
     keep: int | None = 1
-    """m, the number of uploads that are averaged; None keeps all but f."""
+    """m, the number of uploads to average; None keeps all but f."""
 
     def __post_init__(self) -> None:
         _check_malicious(self.malicious)
@@ -118,7 +118,7 @@ class Krum:
             raise ConfigError(f"got train.keep = {self.keep}; expected at least 1 upload to keep.")
 
     def check(self, clients: int) -> None:
-        """Refuse a number of clients for which the scores would prove nothing."""
+        """Raise an error if there are too few clients for the scores to be meaningful."""
         f = count(self.malicious, clients)
         if clients < 2 * f + 3:
             raise _too_few("krum", clients, f, 2 * f + 3)
@@ -151,16 +151,16 @@ def scores(distances: Tensor, f: int) -> Tensor:
 
 @dataclass(frozen=True)
 class GeometricMedian:
-    """RFA (Pillutla et al. 2022): the point of least weighted sum of distances to the uploads.
+    """RFA (Pillutla et al. 2022): the point with the smallest weighted sum of distances to the uploads.
 
-    Smoothed Weiszfeld iterations, v ← Σ β_k θ_k / Σ β_k with β_k = a_k / max(ν, ‖v − θ_k‖), from the mean. As v is
-    always a mix of the uploads, the iterations need only the distances between uploads: the uploads are read twice,
-    however many iterations there are. Memory: one chunk of all clients, n × n distances, and two models.
+    Smoothed Weiszfeld iterations, v ← Σ β_k θ_k / Σ β_k with β_k = a_k / max(ν, ‖v − θ_k‖), start from the mean. v is
+    always a weighted mean of the uploads, so the iterations need only the distances between uploads: the uploads are
+    read twice for any number of iterations. Memory: one chunk of all clients, n × n distances, and two models.
     """
 
     iterations: int = 1000
     tolerance: float = 1e-10
-    """Iterations end when no upload's share of the mix changes by more."""
+    """Iterations stop when no upload's share of the mean changes by more than this."""
 
     def __call__(self, shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
         """See `Aggregate`."""
@@ -188,18 +188,18 @@ def _from_mix(distances: Tensor, mix: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NormBound:
-    """The weighted mean of updates whose length is cut to a bound: θ_t + mean of Δ_k · min(1, bound / ‖Δ_k‖).
+    """The weighted mean of updates whose norm is clipped to a bound: θ_t + mean of Δ_k · min(1, bound / ‖Δ_k‖).
 
-    One client moves the result by at most bound · its share of the weight. With a bound that is given, uploads are
-    folded as they come and memory is one model; without one it is the median of this round's lengths, for which they
-    have to wait on disk.
+    One client moves the result by at most bound · its share of the weight. If a bound is given, uploads are added as
+    they arrive and memory is one model. Without one, the bound is the median of this round's norms, and uploads stay on
+    disk until it is known.
     """
 
     bound: float | None = None
 
     def __post_init__(self) -> None:
         if self.bound is not None and not self.bound > 0:
-            raise ConfigError(f"got train.bound = {self.bound}; expected a length above 0, or None for the median.")
+            raise ConfigError(f"got train.bound = {self.bound}; expected a norm above 0, or None for the median.")
 
     def __call__(self, shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
         """See `Aggregate`."""
@@ -221,14 +221,14 @@ class NormBound:
 
 
 def length(shared: Tensors, contribution: Contribution) -> float:
-    """‖θ_k − θ_t‖ over all that the client sent."""
+    """‖θ_k − θ_t‖ over all tensors that the client sent."""
     return math.hypot(
         *((tensor - shared[name]).double().norm().item() for name, tensor in contribution.tensors.items())
     )
 
 
 def cut(shared: Tensors, contribution: Contribution, bound: float) -> Contribution:
-    """The contribution with its update scaled down to this length, if it is longer."""
+    """The contribution with its update scaled down to this norm, if it is longer."""
     own = length(shared, contribution)
     if own <= bound:
         return contribution
@@ -242,13 +242,13 @@ def squared_distances(spool: Spool, group: Group) -> Tensor:
     total = torch.zeros(clients, clients, dtype=torch.float64)
     for name in group.names:
         for _, rows in spool.parts(name):
-            # without the shortcut over scalar products, which loses the digits of near uploads to far ones
+            # Not via scalar products: far uploads would cost the distances of near ones their precision.
             total += torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
     return total
 
 
 def _by_group(shared: Tensors, spool: Spool, weigh: Weigh) -> Tensors:
-    """For each group of names the mean of its senders with the weights that the rule gives them; 0 leaves one out."""
+    """For each group of names, the mean of its senders with the weights from the rule; weight 0 excludes a sender."""
     result = dict(shared)
     for group in spool.groups():
         weights = weigh(spool, group)
@@ -282,7 +282,7 @@ def _check_malicious(malicious: float) -> None:
 
 def _too_few(rule: str, clients: int, f: int, needed: int) -> ConfigError:
     return ConfigError(
-        f"got {clients} clients for aggregation {rule!r} that is to withstand {f} malicious ones; expected at least "
+        f"got {clients} clients for aggregation {rule!r} that must tolerate {f} malicious ones; expected at least "
         f"{needed}. Sample more clients per round (federation.participants), lower train.malicious, or choose "
         "train.aggregation = 'median', 'geometric-median' or 'norm-bound'."
     )

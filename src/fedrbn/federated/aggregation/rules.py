@@ -1,4 +1,4 @@
-"""The aggregation that an experiment names, with its settings; a setting that the rule does not have is refused."""
+"""The aggregation rule that an experiment names, with its settings; a setting that the rule lacks is an error."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedrbn.federated.privacy.mechanism import Mechanism, PrivateMean
 
 
 def aggregation(experiment: Experiment, method: Method, clients: int) -> Aggregate:
-    """The rule for an experiment whose rounds have so many clients."""
+    """The rule for an experiment with this number of clients per round."""
     private = experiment.privacy
     if private.update_at == "server" and private.update_noise is not None:
         return _private_mean(experiment, method)
     rule = _rule(experiment.train)
-    check = getattr(rule, "check", None)  # of rules that need so many clients
+    check = getattr(rule, "check", None)  # only rules that need a minimum number of clients have it
     if check is not None:
         check(clients)
     return rule
@@ -35,8 +35,8 @@ def _rule(train: TrainConfig) -> Aggregate:
         if getattr(train, setting) is not None and name not in having:
             rules = " or ".join(map(repr, having))
             raise ConfigError(
-                f"got train.{setting} = {getattr(train, setting):g} with train.aggregation = {name!r}, which has no "
-                f"such part; expected aggregation = {rules}. Choose it, or leave {setting} out."
+                f"got train.{setting} = {getattr(train, setting):g} with train.aggregation = {name!r}, which does not "
+                f"use it; expected aggregation = {rules}. Choose it, or leave {setting} out."
             )
     if name in RULES:
         return cast(Aggregate, RULES[name](**_given({key: getattr(train, key) for key in settings[name]})))
@@ -49,24 +49,24 @@ def _rule(train: TrainConfig) -> Aggregate:
 
 
 def _settings(rule: str) -> list[str]:
-    """The settings of [train] that a built-in rule has: its parameters of the same names."""
+    """The settings of [train] that a built-in rule uses: its parameters with the same names."""
     parameters = inspect.signature(RULES[rule].load()).parameters
     return [name for name in TrainConfig.model_fields if name in parameters]
 
 
 def _by_setting(settings: dict[str, list[str]]) -> dict[str, list[str]]:
-    """For each setting the rules that have it."""
+    """For each setting, the rules that use it."""
     names = [name for name in TrainConfig.model_fields if any(name in own for own in settings.values())]
     return {name: [rule for rule, own in settings.items() if name in own] for name in names}
 
 
 def _given(settings: dict[str, float | None]) -> dict[str, float]:
-    """The settings that are not left to the rule's own values."""
+    """The settings that have a value; the others keep the rule's default."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def sample_mean(at_weight: float = 1.0) -> Aggregate:
-    """The mean, weighted by samples; those of AT users count `at_weight` times."""
+    """The mean, weighted by samples; samples of AT users count `at_weight` times."""
     return mean if at_weight == 1 else RoleMean(at_weight)
 
 
@@ -95,7 +95,7 @@ def _private_mean(experiment: Experiment, method: Method) -> Aggregate:
     if experiment.train.at_weight is not None:
         raise ConfigError(
             f"got privacy.update_at = 'server' with train.at_weight = {experiment.train.at_weight:g}; expected no "
-            "weights, because the noise is for clients that all count the same. Leave at_weight out, or choose "
+            "weights, because the noise assumes that all clients have equal weight. Leave at_weight out, or choose "
             "privacy.update_at = 'client'."
         )
     if method.local not in {Local.STATISTICS, Local.BATCH_NORM}:

@@ -1,4 +1,4 @@
-"""SFAT's slack aggregation: AT users whose adversarial loss is small weigh more."""
+"""SFAT's slack aggregation: AT users with a small adversarial loss get more weight."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedrbn.types import Role, Tensors
 
 @dataclass(frozen=True)
 class Slack:
-    """SFAT (Zhu et al. 2023): a share of the AT users, those with the smallest adversarial loss, weighs more.
+    """SFAT (Zhu et al. 2023): a share of the AT users, those with the smallest adversarial loss, gets more weight.
 
-    Their weights are multiplied by 1 + α, those of the other AT users by 1 − α; then the mean is as ever. By default as
-    in the authors' release: 1 client of 5, with (1 + α)/(1 − α) = 1.4. At least one AT user of several is in the share.
-    ST users, whose losses do not compare, keep their weight, as does an AT user that is alone.
+    Their weights are multiplied by 1 + α, those of the other AT users by 1 − α; then the usual mean is taken. The
+    defaults are those of the authors' release: 1 client of 5, with (1 + α)/(1 − α) = 1.4. Of several AT users at least
+    one is in the share. A single AT user keeps its weight. ST users do too: their losses are not comparable.
 
-    The release differs in two things: it starts with the second round, and weighs parameters alike whose name has "bn".
-    Ours weighs every round and all that is shared.
+    The release differs in two points: it starts in the second round, and all clients have equal weight for
+    parameters with "bn" in their name. This implementation reweights everything that is shared, in every round.
 
-    Who is in the share is known only once all have reported: until then the uploads wait on disk, so memory stays two
-    models.
+    The share is known only after all clients have reported. Until then the uploads are kept on disk, so memory stays at
+    two models.
     """
 
     alpha: float = 1 / 6
@@ -46,12 +46,12 @@ class Slack:
             )
 
     def factors(self, losses: Sequence[float | None]) -> list[float]:
-        """What each client's weight is multiplied by; of equal losses the earlier client's counts as smaller."""
+        """The factor for each client's weight; if losses are equal, the earlier client's counts as smaller."""
         found = [1.0] * len(losses)
         ranked = sorted((loss, i) for i, loss in enumerate(losses) if loss is not None)
         if len(ranked) < 2:
-            return found  # there is nobody to be better than
-        best = max(1, math.floor(self.share * len(ranked) + 1e-9))  # 0.2 has no exact float
+            return found  # a single AT user has nobody to compare with
+        best = max(1, math.floor(self.share * len(ranked) + 1e-9))  # 0.2 is not exact in floating point
         for rank, (_, i) in enumerate(ranked):
             found[i] = 1 + self.alpha if rank < best else 1 - self.alpha
         return found

@@ -1,4 +1,4 @@
-"""Uploads that wait on disk, for rules that must see all of them: read back in chunks, never all at once."""
+"""Uploads kept on disk for rules that need all of them: read back in chunks, never all at once."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ class Group:
 
 @dataclass(frozen=True)
 class Spool:
-    """The uploads of a round on disk. `waiting` has everything of them but their tensors."""
+    """The uploads of a round on disk. `waiting` holds everything except their tensors."""
 
     folder: Path
     waiting: tuple[Contribution, ...]
     sizes: dict[str, torch.Size]
     senders: dict[str, tuple[int, ...]]
-    """For each name who sent it."""
+    """For each name, the clients that sent it."""
     chunk: int = CHUNK
 
     def groups(self) -> list[Group]:
-        """The names in groups with the same senders."""
+        """The names, grouped by their senders."""
         found: dict[tuple[int, ...], list[str]] = {}
         for name, senders in self.senders.items():
             found.setdefault(senders, []).append(name)
         return [Group(tuple(names), senders) for senders, names in found.items()]
 
     def parts(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """A tensor of all its senders, a stretch at a time: (where, rows × stretch) in float64."""
+        """A tensor from all its senders, one slice at a time: (slice, senders × slice) in float64."""
         senders, count = self.senders[name], self.sizes[name].numel()
         step = max(1, self.chunk // len(senders))
         for start in range(0, count, step):
@@ -56,7 +56,7 @@ class Spool:
             yield where, torch.stack([self._stretch(client, name, where) for client in senders])
 
     def contributions(self, clients: Sequence[int]) -> Iterator[Contribution]:
-        """Some of the uploads again, one at a time."""
+        """The uploads of these clients, one at a time."""
         for client in clients:
             flat = safetensors.torch.load_file(_path(self.folder, client))
             shaped = {name: tensor.reshape(self.sizes[name]) for name, tensor in flat.items()}
@@ -70,9 +70,9 @@ class Spool:
 
 @contextmanager
 def spooled(contributions: Iterable[Contribution], chunk: int = CHUNK) -> Iterator[Spool]:
-    """Write uploads to disk as they arrive; they are gone when this block ends.
+    """Write uploads to disk as they arrive; they are deleted when this block ends.
 
-    An upload with a number that is not finite is left out: no rule could place it among the others.
+    An upload with a NaN or infinite value is left out: no rule can order it among the others.
     """
     waiting: list[Contribution] = []
     sizes: dict[str, torch.Size] = {}
@@ -110,8 +110,8 @@ def _save(flat: dict[str, Tensor], path: Path) -> None:
 
 def _no_room(error: Exception) -> StorageError:
     return StorageError(
-        f"got uploads that cannot be written to the folder for temporary files ({error}); expected room for those of "
-        "one round. Make room there, or name another folder: TMPDIR=/some/folder. Then continue with --resume."
+        f"got uploads that cannot be written to the folder for temporary files ({error}); expected enough space for "
+        "one round. Free some space, or use another folder: TMPDIR=/some/folder. Then continue with --resume."
     )
 
 

@@ -1,4 +1,4 @@
-"""How one client's job is done, wherever it runs. A client that fails is answered for with a Failure."""
+"""How one client's job runs, in any process or on any machine. If the client fails, the result is a Failure."""
 
 from __future__ import annotations
 
@@ -20,38 +20,36 @@ from fedrbn.types import Tensors
 
 @dataclass(frozen=True)
 class ClientHost:
-    """What it takes to run clients: their data and a network to work in, whose weights each job overwrites."""
+    """What is needed to run clients: their data and a network to work in, whose weights each job overwrites."""
 
     clients: dict[str, Client]
     net: DualNet
     store: Path | None = None
-    """Where clients keep what a method has to remember from round to round; see `federated.memory`."""
+    """Where clients store what a method remembers between rounds; see `federated.training.memory`."""
     privacy: Privacy = field(default_factory=Privacy)
-    """What clients do to their uploads before they leave."""
+    """What clients apply to their uploads before sending them."""
 
 
 def perform(host: ClientHost, round_: Round, job: Job) -> Result:
-    """Do one client's job. The network's own randomness (dropout) is seeded too, and the global state is restored."""
+    """Run one client's job. The network's own randomness (dropout) is seeded too, and the global state is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(network_seed(round_, job))
         try:
             if isinstance(job, Train):
                 return local_update(host.net, host.clients[job.client], round_, job, host.store, host.privacy)
             return _evaluate(host, round_, job)
-        except (
-            Exception
-        ) as error:  # whatever goes wrong at a client, a plug-in's bug included, is for the server to judge
+        except Exception as error:  # the server decides about any error at a client, even a bug in a plug-in
             return failure(host, round_, job, error)
 
 
 def failure(host: ClientHost, round_: Round, job: Job, error: Exception) -> Failure:
-    """What the server is told of an error."""
+    """What the server is told about an error."""
     where = f" {worst_layer(host.net)}" if isinstance(error, FloatingPointError) else ""
     return Failure(job.client, round_.number, f"{type(error).__name__}: {error}{where}")
 
 
 def network_seed(round_: Round, job: Job) -> int:
-    """The seed of what a client's network draws in a round."""
+    """The seed for a client's network in a round."""
     return derive(round_.seed, "round", round_.number, "client", job.client, "network")
 
 
@@ -64,7 +62,7 @@ def _evaluate(host: ClientHost, round_: Round, job: Evaluate) -> Answers:
 
 
 def answers(net: Network, client: Client, round_: Round, job: Evaluate) -> Answers:
-    """What a client's network says to the questions of a job."""
+    """The answers of a client's network to the questions of a job."""
     samples = samples_of(client, job)
     correct: Tensors = {}
     for question in job.questions:

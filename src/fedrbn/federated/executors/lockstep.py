@@ -1,9 +1,9 @@
-"""Several clients' questions at the same time: whoever asks the network something waits for the others to ask too.
+"""Evaluates several clients at the same time by joining their calls of the network into one pass.
 
-Each client's question runs as if it were alone, in a thread of its own, of which one at a time is awake. A call of the
-network puts it to sleep; when all sleep, one pass over the joined rows answers as many as fit (`nets.joint`). So an
-attack need not know that its images share a pass, also when it keeps only those that still stand, and every client
-draws the random numbers that it would draw alone.
+Each client's question runs in its own thread, as if it were alone; only one thread runs at a time. A call of the
+network suspends its thread. When all threads are suspended, one pass over the joined rows answers as many calls as fit
+(`nets.joint`). So an attack does not need to know that its images share a pass, even if it drops images that it has
+already broken, and every client draws the same random numbers as when it runs alone.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from fedrbn.nets.joint import RowNorms, place
 from fedrbn.types import Branch, Tensors
 
 ROWS = 128
-"""Rows of a joint pass; a single client's call that has more is a pass of its own. More would cost memory, not time."""
+"""Rows of a joint pass; one client's call with more rows gets its own pass. More would cost memory and save no time."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LockstepTask(Generic[T]):
-    """What to find out about one client's network."""
+    """A question about one client's network."""
 
     personal: Tensors
-    """Its own batch norm."""
+    """The client's own batch norm."""
     question: Callable[[Network], T]
     seed: int
-    """Of the global random numbers that the question may draw."""
+    """The seed of the global random numbers that the question may draw."""
 
 
 def in_lockstep(net: DualNet, tasks: Sequence[LockstepTask[T]]) -> list[T | Exception]:
-    """The answer to each task, or why there is none. `net` has the shared weights; its own batch norm is not used."""
+    """The answer to each task, or the error. `net` has the shared weights; its own batch norm is not used."""
     norms = RowNorms(net, [task.personal for task in tasks])
     threads = [_Thread(net, owner, task) for owner, task in enumerate(tasks)]
     try:
@@ -50,7 +50,7 @@ def in_lockstep(net: DualNet, tasks: Sequence[LockstepTask[T]]) -> list[T | Exce
         while waiting:
             chosen = _next(waiting)
             _resume(net, norms, chosen, _served(net, norms, chosen))
-            # to the end of the queue: who was passed over comes first next time
+            # Move served threads to the end of the queue, so those that were skipped come first next time.
             rest = [thread for thread in waiting if thread not in chosen]
             waiting = rest + [thread for thread in chosen if thread.request is not None]
     finally:
@@ -60,9 +60,9 @@ def in_lockstep(net: DualNet, tasks: Sequence[LockstepTask[T]]) -> list[T | Exce
 
 
 def _resume(net: DualNet, norms: RowNorms, threads: Sequence[_Thread[Any]], answers: Sequence[Any]) -> None:
-    """Hand out the answers. Whoever then asks for more than fits into a pass is served at once.
+    """Hand out the answers. A thread that then asks for more than fits into a pass is served immediately.
 
-    So only one at a time has many rows in memory. In the caller nothing would free a pass that is done.
+    So only one thread at a time has many rows in memory. The caller would keep a finished pass alive.
     """
     for thread, answer in zip(threads, answers, strict=True):
         thread.resume(answer)
@@ -72,11 +72,11 @@ def _resume(net: DualNet, norms: RowNorms, threads: Sequence[_Thread[Any]], answ
 
 @dataclass(frozen=True)
 class _Forward:
-    """Asks for logits."""
+    """A request for logits."""
 
     x: Tensor
     row: int
-    """`place` of the owner and branch."""
+    """The `place` of the owner and branch."""
     differentiable: bool
 
     @property
@@ -87,7 +87,7 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A joint pass whose gradient somebody may ask for."""
+    """A joint pass whose gradient may be requested later."""
 
     x: Tensor
     logits: Tensor
@@ -95,7 +95,7 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Backward:
-    """Asks for the gradient at the input of an earlier call."""
+    """A request for the gradient at the input of an earlier call."""
 
     whole: _Pass
     rows: slice
@@ -108,7 +108,7 @@ class _Backward:
 
 
 def _next(waiting: Sequence[_Thread[Any]]) -> list[_Thread[Any]]:
-    """Whose requests are served now, in one pass: gradients first, which frees the memory of their forward pass."""
+    """The threads whose requests are served in the next pass: gradients first, because that frees memory."""
     for thread in waiting:
         if isinstance(thread.request, _Backward):
             whole = thread.request.whole
@@ -126,13 +126,13 @@ def _next(waiting: Sequence[_Thread[Any]]) -> list[_Thread[Any]]:
 
 
 def _served(net: DualNet, norms: RowNorms, chosen: Sequence[_Thread[Any]]) -> list[Any]:
-    """What each of them asked for; an error is for all of them."""
+    """The answer to each request; an error goes to all of them."""
     requests = [thread.request for thread in chosen]
     try:
         if isinstance(requests[0], _Backward):
             return _gradients(cast(Sequence[_Backward], requests))
         return _logits(net, norms, cast(Sequence[_Forward], requests))
-    except Exception as error:  # of somebody's own network
+    except Exception as error:  # raised by a user's network
         return [error] * len(chosen)
 
 
@@ -157,7 +157,7 @@ def _gradients(requests: Sequence[_Backward]) -> list[Tensor]:
 
 
 class _Member:
-    """One client's network, as its question sees it."""
+    """One client's network as its question sees it."""
 
     def __init__(self, net: DualNet, owner: int, ask: Callable[[_Forward | _Backward], Any]) -> None:
         self.device, self.branches, self.owner, self.ask = net.device, net.branches, owner, ask
@@ -179,7 +179,7 @@ class _Member:
 
 
 class _Asked(torch.autograd.Function):
-    """Logits of one client, and their gradient at the input: both from passes that others share."""
+    """Logits of one client and their gradient at the input, both from passes shared with other clients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, row: int, ask: Callable[[_Forward | _Backward], Any]) -> Tensor:
@@ -194,13 +194,13 @@ class _Asked(torch.autograd.Function):
 
 
 class _Cancelled(BaseException):
-    """Ends a thread whose answer nobody wants any more; not an Exception, which a question could catch."""
+    """Ends a thread whose answer is no longer needed; not an Exception, because a question could catch that."""
 
 
 class _Thread(Generic[T]):
-    """A task in a thread that is awake only within `resume`: until it asks the network something, or ends.
+    """A task in a thread that runs only within `resume`, until it calls the network or ends.
 
-    What is global in a process and a question may change, torch's random state and standard output, is its own.
+    Each thread has its own copy of the global state that a question may change: torch's random state and stdout.
     """
 
     def __init__(self, net: DualNet, owner: int, task: LockstepTask[T]) -> None:
@@ -215,7 +215,7 @@ class _Thread(Generic[T]):
         self._thread.start()
 
     def resume(self, answer: Any) -> None:
-        """Give it what it asked for (an exception is raised there), and wait until it asks again or ends."""
+        """Pass the answer to the thread (an exception is raised there), and wait until it asks again or ends."""
         self._answer, self.request = answer, None
         random, stdout = torch.get_rng_state(), sys.stdout
         torch.set_rng_state(self._random)
@@ -223,19 +223,19 @@ class _Thread(Generic[T]):
         try:
             self._awake.release()
             self._asleep.acquire()
-        finally:  # also when somebody interrupts
+        finally:  # also on an interrupt
             self._random, self._stdout = torch.get_rng_state(), sys.stdout
             torch.set_rng_state(random)
             sys.stdout = stdout
 
     def cancel(self) -> None:
-        """End it, wherever it is."""
+        """End the thread at its current point."""
         while not self._ended:
             self.resume(_Cancelled())
         self._thread.join()
 
     def outcome(self) -> T | Exception:
-        """Its answer once it has ended."""
+        """The answer, after the thread has ended."""
         return cast("T | Exception", self._result)
 
     def _run(self) -> None:
@@ -243,7 +243,7 @@ class _Thread(Generic[T]):
         try:
             if not isinstance(self._answer, _Cancelled):
                 self._result = self._question(self._net)
-        except Exception as error:  # a question is somebody's own code: the caller judges
+        except Exception as error:  # a question may be user code: the caller decides
             self._result = error
         except _Cancelled:
             pass

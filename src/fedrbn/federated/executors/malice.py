@@ -1,17 +1,17 @@
 """Simulated malicious clients, for experiments only: what an attacker inside the federation could send.
 
-An attack is a function from what its client was given and would have sent to what it sends instead. `among` puts it
-between the clients and the server of a simulation; nothing of this is reachable in a deployment.
+An attack is a function from what its client received and would have sent to what it sends instead. `among` inserts it
+between the clients and the server of a simulation; a deployment cannot reach this code.
 
-    sign-flip     θ_t − s (θ_k − θ_t): away from where honest training leads
+    sign-flip     θ_t − s (θ_k − θ_t): the opposite direction of honest training
     noise         θ_t + a random direction of length s ‖θ_k − θ_t‖
     label-flip    honest training on labels C − 1 − y
-    bn-variance   BN_a with s times the variance: activations fade to nothing
-    bn-shift      BN_a with its means s standard deviations to the side that silences each channel
-    bn-swap       BN_c handed on as BN_a: robustness is gone, and nothing looks odd
+    bn-variance   BN_a with s times the variance: activations shrink towards zero
+    bn-shift      BN_a with its means moved by s standard deviations in the direction that silences each channel
+    bn-swap       BN_c sent as BN_a: robustness is lost, and the values look normal
 
-The last three are attacks of donors on Eq. 3: they train honestly, so that they are as similar to their neighbours as
-an honest donor would be, and lie about BN_a alone.
+The last three are attacks by donors on Eq. 3: they train honestly, so they are as similar to their neighbours as
+honest donors, and falsify only BN_a.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ScaledNoise:
 
 @dataclass(frozen=True)
 class Honest:
-    """What the client made, as it is: the attack was in its data."""
+    """The client's upload unchanged: the attack was in its data."""
 
     def __call__(self, _round: Round, upload: Upload, _random: Generator) -> Upload:
         """See `Tamper`."""
@@ -106,7 +106,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Swap:
-    """BN_c in the place of BN_a."""
+    """BN_c in place of BN_a."""
 
     layers: tuple[BNNames, ...]
 
@@ -130,7 +130,7 @@ class Malice:
     flips_labels: bool = False
 
     def data(self, clients: Mapping[str, Client], classes: int) -> dict[str, Client]:
-        """The clients with the attackers' training data as they attack with them."""
+        """The clients, with the training data of the attackers changed as the attack requires."""
         if not self.flips_labels:
             return dict(clients)
         return {
@@ -142,7 +142,7 @@ class Malice:
 
     @contextmanager
     def among(self, place: AbstractContextManager[Execute]) -> Iterator[Execute]:
-        """The same place to run clients, with the attackers' uploads tampered with on their way."""
+        """The same executor, with the attackers' uploads changed on their way to the server."""
         with place as execute:
 
             def tampered(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
@@ -160,7 +160,7 @@ DONOR_ATTACKS = ("bn-variance", "bn-shift", "bn-swap")
 
 
 def attackers(experiment: Experiment, members: Sequence[Member]) -> frozenset[str]:
-    """Who attacks: a share of the clients, of the AT users for attacks of donors; nobody without [malice]."""
+    """The attackers: a share of the clients, or of the AT users for attacks by donors; none without [malice]."""
     chosen = experiment.malice
     if chosen.attack is None:
         return frozenset()
@@ -177,7 +177,7 @@ def from_config(experiment: Experiment, members: Sequence[Member], layers: tuple
         return None
     if name in DONOR_ATTACKS and not _noised(layers):
         raise ConfigError(
-            f"got malice.attack = {name!r} with method {experiment.method.name!r}, which has no BN_a to lie about; "
+            f"got malice.attack = {name!r} with method {experiment.method.name!r}, which has no BN_a to falsify; "
             "expected a method with dual batch norm, such as fedrbn."
         )
     strength: dict[str, Any] = {} if experiment.malice.strength is None else {"strength": experiment.malice.strength}
@@ -193,7 +193,7 @@ def from_config(experiment: Experiment, members: Sequence[Member], layers: tuple
 
 
 def malice_record(experiment: Experiment, members: Sequence[Member]) -> dict[str, Any]:
-    """What records say of simulated attackers; nothing if there are none."""
+    """The part of the record about simulated attackers; empty if there are none."""
     who = attackers(experiment, members)
     return {"malice": {**experiment.malice.model_dump(exclude_none=True), "attackers": sorted(who)}} if who else {}
 

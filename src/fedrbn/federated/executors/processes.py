@@ -1,8 +1,8 @@
-"""Clients in worker processes that live as long as a run; the same numbers as in one process, bit for bit.
+"""Runs clients in worker processes that live as long as the run; results are bit-identical to those of one process.
 
-A worker process that dies is replaced and its job done again, which gives the numbers that it would have given the
-first time, because all randomness comes from (seed, round, client). Every worker computes with one thread: two busy
-processes with one thread each are faster than one process with two.
+A worker process that dies is replaced and its job is repeated. The result is the same as the first time, because all
+randomness comes from (seed, round, client). Every worker uses one thread: two busy processes with one thread each are
+faster than one process with two threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedrbn.hardware import keep_memory
 
 @contextmanager
 def processes(host: ClientHost, workers: int) -> Iterator[Execute]:
-    """Clients in worker processes that live as long as this block. Results come as they are ready, in any order.
+    """Clients in worker processes that live as long as this block. Results arrive as they are ready, in any order.
 
     The clients' data and each round's shared weights are in shared memory: they are not copied to every worker.
     """
@@ -55,10 +55,10 @@ def processes(host: ClientHost, workers: int) -> Iterator[Execute]:
 
 
 def unsendable(*parts: object) -> str | None:
-    """Why a worker process could not be given these objects; None if it can.
+    """Why these objects cannot be sent to a worker process; None if they can.
 
-    Classes and functions travel by name. One that was made inside a function has none that can be imported, and what a
-    notebook or a prompt defines is known there only.
+    Classes and functions are sent by name. One that is defined inside a function has no name that can be imported, and
+    one that is defined in a notebook or at a prompt exists only there.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     prompt = script is None or not Path(script).is_file()
@@ -71,7 +71,7 @@ def unsendable(*parts: object) -> str | None:
 
 
 def _code_of(waiting: list[object]) -> Iterator[type | FunctionType]:
-    """The classes and functions that these objects are made of: networks, dataclasses and what they hold."""
+    """The classes and functions that these objects consist of: networks, dataclasses and what they contain."""
     seen: set[int] = set()
     while waiting:
         value = waiting.pop()
@@ -93,10 +93,10 @@ def _code_of(waiting: list[object]) -> Iterator[type | FunctionType]:
 def _dispatch(
     pool: Sequence[_Worker], buffers: SharedBuffers, together: Together, round_: Round, jobs: Iterable[Job]
 ) -> Iterator[Result]:
-    """One group of jobs at a time to each worker; whoever is done gets the next."""
+    """Give each worker one group of jobs at a time; a worker that is done gets the next group."""
     for worker in pool:
-        worker.drop()  # a round that was abandoned: its late answers must not be taken for answers to this one
-    buffers.take_back()  # so nobody looks at the weights of an earlier round any more
+        worker.drop()  # left over from an abandoned round: its late answers must not count as answers to this one
+    buffers.take_back()  # no worker reads the weights of an earlier round any longer
     round_ = replace(round_, shared=buffers.put(round_.shared).views() if round_.shared else {})
     whole = Whole(jobs)
     waiting = together.grouped(round_, whole)
@@ -114,7 +114,7 @@ def _dispatch(
 
 
 def _with_news(busy: Sequence[_Worker]) -> list[_Worker]:
-    """Wait until some of the workers have something to say, have died, or have run out of time; return those."""
+    """Wait until some of the workers have answered, have died, or are out of time; return those."""
     remaining = min(worker.remaining() for worker in busy)
     speaking = multiprocessing.connection.wait(
         [worker.line for worker in busy], None if math.isinf(remaining) else max(0.0, remaining)
@@ -123,20 +123,20 @@ def _with_news(busy: Sequence[_Worker]) -> list[_Worker]:
 
 
 _HELLO = "ready"
-"""What a worker says first: from then on the time of its job counts, and its death is the job's."""
+"""The first message of a worker: from then on its job's deadline runs, and a crash counts against the job."""
 
 _STARTUP_SECONDS = 60.0
-"""Where jobs have a deadline, starting a worker has one too: so much more than a job's. It takes two seconds."""
+"""If jobs have a deadline, starting a worker has one too, longer by this much. A start takes two seconds."""
 
 _NOT_WRITTEN = (AttributeError, TypeError)
-"""How Python refuses to write an object for another process."""
+"""The errors that Python raises for an object that cannot be pickled."""
 
 _ATTEMPTS = 2
-"""A job during which the worker dies is done once more; a worker that cannot start is started once more."""
+"""A job whose worker dies is repeated once; a worker that cannot start is started once more."""
 
 
 class _Task(NamedTuple):
-    """Jobs that are done together and the round they belong to."""
+    """Jobs that run together and the round they belong to."""
 
     round: Round
     group: Group
@@ -146,7 +146,7 @@ class _Task(NamedTuple):
 
 
 class _Worker:
-    """A place where one client's job is done at a time: a process, the line to it, and what it is at."""
+    """Runs one task at a time: a process, the connection to it, and its current task."""
 
     def __init__(self, host: ClientHost) -> None:
         self.host = host
@@ -155,15 +155,15 @@ class _Worker:
         self.line: Any = None
         self.ready = False
         self.round: Round | None = None
-        """The round that the process knows of."""
+        """The round that the process has received."""
         self.borrowed = BorrowedBuffers()
-        """What of its shared memory is in use here."""
+        """The blocks of its shared memory that are in use here."""
         self.task: _Task | None = None
         self.asked = self.started = math.inf
         self.deaths = self.false_starts = 0
 
     def start(self) -> None:
-        """Start a new process, in place of the one there was."""
+        """Start a new process in place of the old one."""
         self.line, theirs = self.context.Pipe()
         self.ready, self.round, self.borrowed = False, None, BorrowedBuffers()
         try:
@@ -180,7 +180,7 @@ class _Worker:
             theirs.close()
 
     def take(self, task: _Task) -> None:
-        """Begin a job."""
+        """Start a task."""
         self.task, self.deaths = task, 0
         self._ask(task)
 
@@ -188,7 +188,7 @@ class _Worker:
         if self.process is None:
             self.start()
         self.asked = time.monotonic()
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which `news` will find out
+        with suppress(BrokenPipeError, ConnectionResetError):  # the process is dead; `news` will notice
             if self.round is not task.round:
                 self.line.send(packed(task.round))
                 self.round = task.round
@@ -199,14 +199,14 @@ class _Worker:
                 raise _cannot_send(error) from None
 
     def remaining(self) -> float:
-        """Seconds until the deadline of the job, or of starting, before the worker is ready."""
+        """Seconds until the deadline of the job, or of the start if the worker is not ready yet."""
         allowed = self.task.round.deadline_seconds if self.task else None
         if allowed is None:
             return math.inf
         return (self.asked if self.ready else self.started + _STARTUP_SECONDS) + allowed - time.monotonic()
 
     def news(self) -> list[Result] | None:
-        """The results of the jobs, once they are there."""
+        """The results of the jobs, once they have arrived."""
         if self.task is None:
             return None
         if not self.line.poll():
@@ -214,7 +214,7 @@ class _Worker:
         try:
             said = self.line.recv()
             results = [] if said == _HELLO else [unpacked(each, self.borrowed) for each in said]
-        except (EOFError, OSError):  # OSError: it died while its tensors were being fetched
+        except (EOFError, OSError):  # OSError: the process died while its tensors were being read
             return self._died(self.task)
         if said == _HELLO:
             self.ready, self.false_starts, self.asked = True, 0, time.monotonic()
@@ -227,7 +227,7 @@ class _Worker:
             return self._lost(task, "it was not ready in time")
         self.drop()
         return task.failed(
-            f"got no answer within {task.round.deadline_seconds:g} seconds; expected one by then. The client hangs or "
+            f"got no answer within {task.round.deadline_seconds:g} seconds; expected one in time. The client hangs or "
             "is slow: allow more time with faults.deadline_seconds."
         )
 
@@ -236,7 +236,7 @@ class _Worker:
         return self._lost(task, f"exit code {self.process.exitcode}")
 
     def _lost(self, task: _Task, end: str) -> list[Result] | None:
-        """Begin the job anew in a new process, unless that has been tried often enough."""
+        """Repeat the task in a new process, unless all attempts are used up."""
         self.kill()
         if self.ready:
             self.deaths += 1
@@ -247,20 +247,20 @@ class _Worker:
         if self.deaths >= _ATTEMPTS:
             self.task = None
             return task.failed(
-                f"got a worker process that ended ({end}) in the middle of the job, {self.deaths} times; expected an "
+                f"got a worker process that ended ({end}) during the job, {self.deaths} times; expected an "
                 "answer. It may have run out of memory: use fewer workers (run.workers), then resume the run."
             )
         self._ask(task)
         return None
 
     def drop(self) -> None:
-        """Forget the job, if there is one, and end the process that is at it."""
+        """Drop the current task, if there is one, and end the process that runs it."""
         if self.task is not None:
             self.task = None
             self.kill()
 
     def kill(self) -> None:
-        """End the process at once."""
+        """End the process immediately."""
         if self.process is not None:
             self.process.kill()
             self.process.join()
@@ -268,7 +268,7 @@ class _Worker:
             self.process = None
 
     def stop(self) -> None:
-        """End the process: an idle one by closing the line to it."""
+        """End the process; an idle one ends when the connection is closed."""
         self.drop()
         if self.process is not None:
             self.line.close()
@@ -278,7 +278,7 @@ class _Worker:
 
 def _cannot_start(why: str) -> FederationError:
     return FederationError(
-        f"got a worker process that could not start ({why}), {_ATTEMPTS} times; expected one that can. A script that "
+        f"got a worker process that could not start ({why}), {_ATTEMPTS} times; expected it to start. A script that "
         "trains needs the guard `if __name__ == '__main__':`; if memory is short, use fewer workers (run.workers)."
     )
 
@@ -291,11 +291,11 @@ def _cannot_send(error: Exception) -> FederationError:
 
 
 def _work(line: Any, host: ClientHost) -> None:
-    """A worker's life: take a round, perform its jobs, until the line is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it closes the line
+    """The main loop of a worker: receive a round and perform its jobs, until the connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C: it closes the connection
     torch.set_num_threads(1)
     keep_memory()
-    # PyTorch hands tensors to a process in shared memory: without a copy, all workers would train in one network.
+    # PyTorch passes tensors to a process in shared memory: without a copy, all workers would train the same network.
     host = replace(host, net=copy.deepcopy(host.net))
     round_: Round | None = None
     buffers = SharedBuffers()
@@ -311,5 +311,5 @@ def _work(line: Any, host: ClientHost) -> None:
             elif round_ is not None:
                 jobs = [unpacked(each) for each in message]
                 line.send([packed(result, buffers) for result in perform_all(host, round_, jobs)])
-        except (EOFError, ConnectionError):  # the parent has closed the line, perhaps without waiting for the answer
+        except (EOFError, ConnectionError):  # the parent closed the connection, perhaps without waiting for the answer
             return

@@ -1,4 +1,4 @@
-"""Clients in this process. An executor is a function `(round, jobs) -> results`."""
+"""Runs clients in this process. An executor is a function `(round, jobs) -> results`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrbn.hardware import kept_memory, one_thread
 
 
 def serial(host: ClientHost) -> Execute:
-    """Clients one after another in this process; evaluations of several at once, where they can be."""
+    """Runs clients one after another in this process; evaluations run together where possible."""
     together = Together(host)
 
     def execute(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
@@ -30,6 +30,6 @@ def serial(host: ClientHost) -> Execute:
 
 @contextmanager
 def in_this_process(host: ClientHost) -> Iterator[Execute]:
-    """The serial executor, as fast as a worker: within this block the process keeps the memory that it frees."""
+    """The serial executor at the speed of a worker: within this block the process keeps freed memory for reuse."""
     with kept_memory():
         yield serial(host)

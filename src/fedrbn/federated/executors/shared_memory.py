@@ -1,4 +1,4 @@
-"""How messages travel between this process and its workers: large tensors in shared memory, small ones as bytes."""
+"""Messages between this process and its workers: large tensors in shared memory, small ones as bytes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class TensorBlock(NamedTuple):
     """Tensors one after another in a block of shared memory."""
 
     number: int
-    """Of the block, on the buffers it is from."""
+    """The number of the block in the buffers that it comes from."""
     block: Tensor | None
-    """None: the receiver has it already."""
+    """None if the receiver already has it."""
     contents: tuple[tuple[str, torch.dtype, torch.Size], ...]
 
     def views(self) -> Tensors:
-        """The tensors, where they lie."""
+        """Views of the tensors in the block."""
         block = self.block
         if block is None:
             raise ValueError(
@@ -43,30 +43,30 @@ class TensorBlock(NamedTuple):
 
 
 def _room(dtype: torch.dtype, shape: torch.Size) -> int:
-    """Bytes of a tensor with the gap behind it, so that the next one begins on a cache line of its own."""
+    """Bytes of a tensor including padding, so that the next one starts on a new cache line."""
     return -(-dtype.itemsize * shape.numel() // 64) * 64
 
 
 class Returned(NamedTuple):
-    """Says to the owner of a buffers which of its blocks are no longer looked at."""
+    """Tells the owner of the buffers which blocks are no longer in use."""
 
     numbers: tuple[int, ...]
 
 
 class SharedBuffers:
-    """A process's blocks of shared memory for what it sends, each used again once the receiver has let go of it.
+    """A process's blocks of shared memory for sending, each reused once the receiver has released it.
 
-    A new block costs eight times as much as what is written into it: the system clears and maps it page by page.
+    A new block takes eight times as long as writing into it: the system clears and maps it page by page.
     """
 
     def __init__(self) -> None:
         self.blocks: list[Tensor] = []
         self.free: set[int] = set()
         self.sent: set[int] = set()
-        """Blocks that the receiver has. It fetches one with the sender's help, so a sender that hangs could hold it."""
+        """Blocks that the receiver has. Fetching one needs the sender, so a hanging sender would block the receiver."""
 
     def put(self, tensors: Tensors) -> TensorBlock:
-        """Copy the tensors into a block that nobody looks at."""
+        """Copy the tensors into a block that is not in use."""
         contents = tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
         size = sum(_room(dtype, shape) for _, dtype, shape in contents) or 1
         number = next((n for n in sorted(self.free) if len(self.blocks[n]) >= size), len(self.blocks))
@@ -79,7 +79,7 @@ class SharedBuffers:
         return parcel
 
     def send(self, tensors: Tensors) -> TensorBlock:
-        """Like `put`, for a single receiver, which keeps the blocks that it gets (`BorrowedBuffers`)."""
+        """Like `put`, for a single receiver that keeps the blocks it gets (`BorrowedBuffers`)."""
         parcel = self.put(tensors)
         if parcel.number in self.sent:
             return parcel._replace(block=None)
@@ -87,21 +87,21 @@ class SharedBuffers:
         return parcel
 
     def take_back(self, returned: Returned | None = None) -> None:
-        """These blocks, or all, may be written again."""
+        """Allow these blocks, or all, to be overwritten."""
         self.free.update(range(len(self.blocks)) if returned is None else returned.numbers)
 
 
 class BorrowedBuffers:
-    """The receiver's account of a buffers's blocks."""
+    """The receiver's list of the blocks it has borrowed."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Tensor] = {}
-        """Kept, because to map a block costs more than to read it."""
+        """Kept, because mapping a block takes longer than reading it."""
         self.owners: dict[int, weakref.ref[Any]] = {}
-        """What the tensors in each block on loan keep alive."""
+        """The object that the tensors in each borrowed block keep alive."""
 
     def unpacked(self, parcel: TensorBlock) -> Tensors:
-        """The tensors, without a copy: the block is on loan for as long as one of them is alive."""
+        """The tensors, without a copy: the block stays borrowed as long as one of them is alive."""
         if parcel.block is not None:
             self.blocks[parcel.number] = parcel.block
         owner = self.blocks[parcel.number].numpy()
@@ -109,7 +109,7 @@ class BorrowedBuffers:
         return parcel._replace(block=torch.from_numpy(owner)).views()
 
     def ended(self) -> Returned:
-        """The blocks of which no tensor is alive any more, each named once."""
+        """The blocks without live tensors, each reported once."""
         numbers = tuple(number for number, owner in self.owners.items() if owner() is None)
         for number in numbers:
             del self.owners[number]
@@ -117,7 +117,7 @@ class BorrowedBuffers:
 
 
 class Packed(NamedTuple):
-    """A message as it travels: its small tensors as bytes, in their order, and a parcel with the large ones."""
+    """A message in transit: its small tensors as bytes, in order, and a block with the large ones."""
 
     message: Any
     order: tuple[str, ...]
@@ -126,9 +126,9 @@ class Packed(NamedTuple):
 
 
 def packed(message: Any, buffers: SharedBuffers | None = None) -> Any:
-    """The message with its small tensors as bytes: in shared memory each of them would hold a file descriptor.
+    """The message with its small tensors as bytes: in shared memory each one would need a file descriptor.
 
-    The weights of an upload go to the buffers.
+    The weights of an upload go into the buffers.
     """
     name = _SMALL.get(type(message))
     if name is None:
@@ -140,18 +140,18 @@ def packed(message: Any, buffers: SharedBuffers | None = None) -> Any:
 
 
 def unpacked(said: Any, borrowed: BorrowedBuffers | None = None) -> Any:
-    """The message that `packed` closed, its tensors in the order they had: tables show columns in that order."""
+    """The inverse of `packed`. The order of the tensors is kept: tables show columns in that order."""
     if not isinstance(said, Packed):
         return said
     tensors = from_bytes(said.content)
     message = replace(said.message, **{_SMALL[type(said.message)]: {name: tensors[name] for name in said.order}})
     if said.parcel is not None:
         if borrowed is None:
-            raise ValueError("got an upload whose weights are in a parcel; expected somebody to account for its block.")
+            raise ValueError("got an upload whose weights are in a block; expected `BorrowedBuffers` to track it.")
         message = replace(message, shared=borrowed.unpacked(said.parcel))
     return message
 
 
 def share(tensor: Tensor) -> Tensor:
-    """Move the tensor's storage to shared memory, where other processes can see it."""
+    """Move the tensor's storage to shared memory, where other processes can read it."""
     return tensor.share_memory_()  # type: ignore[no-any-return, no-untyped-call]

@@ -1,8 +1,8 @@
-"""Which clients' evaluations are done together, and putting each client's answers together again.
+"""Groups clients whose evaluations run together, and reassembles each client's answers.
 
-Clients that share all but batch norm are asked in groups, one question at a time (`lockstep`); a network whose rows
-cannot share a pass, a client that adapts first, and a question about many images are done client by client as ever.
-The groups depend on the jobs alone, not on who does them: so every executor gives the same numbers.
+Clients that share everything except batch norm are evaluated in groups, one question at a time (`lockstep`). These
+cases run client by client: a network whose rows cannot share a pass, a client that adapts first, and a question about
+many images. The groups depend only on the jobs, not on the executor, so every executor gives the same numbers.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from fedrbn.nets.state import batch_norms, load, tensors
 from fedrbn.types import Tensors
 
 GROUP = 2 * ROWS
-"""Images of a group of clients, so that passes are full while some images leave, and all cores have groups to do."""
+"""Images per group of clients: enough to keep passes full as images drop out, few enough to give every core a group."""
 
 
 class JobPart(NamedTuple):
-    """A job, or the part of an evaluation that is done in one go."""
+    """A job, or the part of an evaluation that runs as one unit."""
 
     number: int
-    """Of the job it belongs to."""
+    """The number of the job it belongs to."""
     place: int
-    """Of its first question among those of the job."""
+    """The index of its first question within the job."""
     job: Job
 
 
 Group: TypeAlias = tuple[JobPart, ...]
-"""Parts that are done together."""
+"""Parts that run together."""
 
 
 class Together:
@@ -52,7 +52,7 @@ class Together:
         self._shapes = {name: tensor.shape for name, tensor in tensors(host.net).items()}
 
     def grouped(self, round_: Round, jobs: Iterable[Job]) -> Iterator[Group]:
-        """All jobs in parts: training at once and one by one, evaluations once all of them are known."""
+        """All jobs in parts: training jobs one by one as they come, evaluations once all of them are known."""
         alone: list[Group] = []
         together: dict[int, list[tuple[JobPart, int]]] = defaultdict(list)
         for number, job in enumerate(jobs):
@@ -68,7 +68,7 @@ class Together:
         yield from sorted(found, key=lambda group: (group[-1].number, group[-1].place))  # clients finish one by one
 
     def _images(self, round_: Round, job: Evaluate) -> int | None:
-        """How many images a client has that can be evaluated together with others; None for one that cannot."""
+        """The number of images of a client that can be evaluated together with others; None if it cannot."""
         client = self._host.clients.get(job.client)
         shared = all(n in self._personal and self._shapes[n] == value.shape for n, value in job.personal.items())
         if client is None or not shared or round_.method.adaptation is not None:
@@ -79,7 +79,7 @@ class Together:
         return len(samples) if self._separable else None
 
     def _tried(self, samples: Samples) -> bool:
-        """Whether rows can share a pass; on an accelerator gradients are computed by a thread that must not wait."""
+        """Whether rows can share a pass; not on an accelerator, whose gradient thread must not wait."""
         net = self._host.net
         if net.device.type != "cpu":
             return False
@@ -88,9 +88,9 @@ class Together:
 
 
 def _parts(number: int, job: Evaluate, images: int | None) -> Iterator[tuple[JobPart, int | None]]:
-    """The questions of a job: each about few images alone, with their number; neighbours of the others in one part.
+    """The questions of a job in parts: each question about few images alone, with their number; adjacent others joined.
 
-    `images` are those that the client has, None if its rows cannot share a pass.
+    `images` is the number of images of the client, None if its rows cannot share a pass.
     """
     rest: list[Question] = []
     for place, question in enumerate((*job.questions, None)):
@@ -109,7 +109,7 @@ def _looked_at(question: Question, images: int) -> int:
 
 
 def _cut(parts: Sequence[tuple[JobPart, int]]) -> list[Group]:
-    """Neighbours in groups of about as many images each, about `GROUP` at most."""
+    """Adjacent parts in groups with about the same number of images each, about `GROUP` at most."""
     total = sum(images for _, images in parts)
     count = max(1, math.ceil(total / GROUP))
     groups: list[list[JobPart]] = [[] for _ in range(count)]
@@ -122,7 +122,7 @@ def _cut(parts: Sequence[tuple[JobPart, int]]) -> list[Group]:
 
 
 def perform_all(host: ClientHost, round_: Round, jobs: Sequence[Job]) -> list[Result]:
-    """Do the jobs of a group: a single one as ever, several evaluations together."""
+    """Run the jobs of a group: a single one as usual, several evaluations together."""
     asked = [job for job in jobs if isinstance(job, Evaluate)]
     if len(jobs) == 1 or len(asked) < len(jobs):
         return [perform(host, round_, job) for job in jobs]
@@ -147,7 +147,7 @@ def _asking(host: ClientHost, round_: Round, job: Evaluate) -> Callable[[Network
 
 
 class Whole:
-    """Puts the parts of each client's answers together, in the order of its questions."""
+    """Joins the parts of each client's answers, in the order of its questions."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._jobs = jobs
@@ -155,13 +155,13 @@ class Whole:
         self._found: dict[int, list[tuple[JobPart, Result]]] = defaultdict(list)
 
     def __iter__(self) -> Iterator[Job]:
-        """The jobs, while it is noted how much is asked in each."""
+        """The jobs; the number of questions in each is recorded on the way."""
         for number, job in enumerate(self._jobs):
             self._questions[number] = len(job.questions) if isinstance(job, Evaluate) else 0
             yield job
 
     def whole(self, part: JobPart, result: Result) -> Result | None:
-        """The result of the whole job, if this was its last part. One part that failed is the failure of the job."""
+        """The result of the whole job, if this was its last part. If one part fails, the job fails."""
         found = self._found[part.number]
         found.append((part, result))
         answered = sum(len(each.job.questions) for each, _ in found if isinstance(each.job, Evaluate))

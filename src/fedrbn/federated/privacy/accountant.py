@@ -1,4 +1,4 @@
-"""The (ε, δ) that a run has spent, by the Rényi accountant of opacus."""
+"""The (ε, δ) that a run has spent, computed by the Rényi accountant of opacus."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedrbn.federated.server import Plan
 from fedrbn.types import Member
 
 ORDERS = [1 + 10 ** (exponent / 10) for exponent in range(-50, 31)]
-"""Orders α of the Rényi divergence: 1.00001 to 1001, wide enough for hardly any noise and for very much."""
+"""Orders α of the Rényi divergence: 1.00001 to 1001, a range for very little and very much noise."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """How many releases a client makes of each kind, and with which noise multiplier."""
+    """The number of releases of each kind by a client, and their noise multipliers."""
 
     releases: tuple[tuple[str, float, int], ...]
     """(what, noise multiplier, how often)."""
@@ -50,25 +50,25 @@ class Spending:
 
 
 def epsilon(releases: list[tuple[float, int]], delta: float) -> float:
-    """ε of so many Gaussian releases with these noise multipliers; no amplification by sampling is claimed."""
+    """ε of Gaussian releases, given as (noise multiplier, count); amplification by sampling is not used."""
     try:
         from opacus.accountants import RDPAccountant  # type: ignore[import-untyped]  # noqa: PLC0415
     except ImportError:
         raise ConfigError(
-            "got settings in [privacy] without opacus, which computes the ε they spend; expected it to be installed: "
+            "got settings in [privacy] without opacus, which computes their ε; expected it to be installed: "
             "pip install 'fedrbn[privacy]'."
         ) from None
     accountant = RDPAccountant()
     for noise, times in releases:
         for _ in range(times):
             accountant.step(noise_multiplier=noise, sample_rate=1.0)
-    with warnings.catch_warnings():  # an optimum at the end of the orders is an ε that could be tighter, not wrong
+    with warnings.catch_warnings():  # an optimum at the last order gives an ε that is valid but not the tightest
         warnings.simplefilter("ignore", UserWarning)
         return float(accountant.get_epsilon(delta, alphas=ORDERS))
 
 
 def releases_again(experiment: Experiment) -> bool:
-    """Whether a client that is asked twice for a round releases twice: noise from the seed is the same both times."""
+    """Whether a client that is asked twice in a round releases twice. Noise from the seed is the same both times."""
     chosen = experiment.privacy
     return bool(chosen.secret) and (chosen.statistics_noise is not None or chosen.update_noise is not None)
 
@@ -76,10 +76,10 @@ def releases_again(experiment: Experiment) -> bool:
 def spending(
     experiment: Experiment, plan: Plan, finished: int, repeated: Mapping[int, int] = MappingProxyType({})
 ) -> Spending | None:
-    """What the client that took part most often has spent in the first `finished` rounds; None without privacy.
+    """The spending of the client that took part most often in the first `finished` rounds; None without privacy.
 
-    `repeated` says how many more times clients were asked for a round, counted from 0. Each time counts in full:
-    nobody knows which answers had left before the round was stopped.
+    `repeated` says how many more times clients were asked in a round, counted from 0. Each time counts in full: it is
+    unknown which answers had left before the round was stopped.
     """
     chosen = experiment.privacy
     if chosen.statistics_noise is None and chosen.update_noise is None:
@@ -105,7 +105,7 @@ def spending(
 def privacy_record(
     experiment: Experiment, plan: Plan, repeated: Mapping[int, int] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """What records say of privacy: what a client has spent when all rounds are done; nothing without privacy."""
+    """The part of the record about privacy: a client's spending after all rounds; empty without privacy."""
     planned = spending(experiment, plan, plan.schedule.rounds, repeated)
     return {} if planned is None else {"privacy": planned.record()}
 

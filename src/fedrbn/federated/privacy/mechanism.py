@@ -1,19 +1,19 @@
 """Differential privacy of what leaves a client: clipped, with Gaussian noise, and accounted for.
 
-The unit is a client: two federations are neighbours if all data of one client are others. A release is a vector x that
-is clipped to length C, so that whatever the data, two possible releases differ by at most ‖x − x'‖ ≤ ‖x‖ + ‖x'‖ ≤ 2 C:
-the sensitivity is Δ = 2 C, and noise N(0, σ²) with σ = z Δ in every coordinate makes it a Gaussian mechanism with noise
-multiplier z. Releases of all rounds compose; `fedrbn.federated.privacy.mechanism.accountant` adds them up.
+The unit is a client: two federations are neighbours if they differ in the data of one client. A release is a vector x
+that is clipped to norm C, so for any data two possible releases differ by at most ‖x − x'‖ ≤ ‖x‖ + ‖x'‖ ≤ 2 C: the
+sensitivity is Δ = 2 C. Noise N(0, σ²) with σ = z Δ in every coordinate makes this a Gaussian mechanism with noise
+multiplier z. Releases of all rounds compose; `fedrbn.federated.privacy.accountant` adds them up.
 
-What is clipped is always a change against something the receiver knows already (what the server sent, or the release
-before), which costs no privacy:
+What is clipped is always a change relative to something that the receiver already knows (what the server sent, or the
+previous release), which costs no privacy:
 
-    statistics   (μ − μ_t) / σ_t and ln σ² − ln σ_t² of every channel: noise in units of the channel's own spread, and a
-                 variance stays positive whatever the noise. As the paper proposes for BN statistics.
+    statistics   (μ − μ_t) / σ_t and ln σ² − ln σ_t² of every channel: noise is in units of the channel's standard
+                 deviation, and a variance stays positive. The paper proposes noise on BN statistics.
     update       θ_k − θ_t and the change of the client's own w, b.
 
-Both are *local*: the noise is added by the client, and the server need not be trusted. `PrivateMean` is *central*: the
-server clips, averages and adds noise once, to the mean, of σ = z · 2 C / n; that protects from all but the server.
+Both are *local*: the client adds the noise, and the server need not be trusted. `PrivateMean` is *central*: the server
+clips, averages and adds noise with σ = z · 2 C / n once, to the mean. That protects against all but the server.
 
 Not covered: the number of samples and of steps, the mean training loss and the seconds that an upload reports.
 """
@@ -42,8 +42,8 @@ from fedrbn.nets.state import BNNames, batch_norms, load, tensors
 from fedrbn.types import Tensors
 
 FURTHEST = 5.0
-"""A release of statistics moves no channel by more: e⁵ times the variance is nonsense that noise can make, and cutting
-what has been released costs no privacy."""
+"""A release of statistics moves no channel by more than this: noise alone can give an absurd e⁵ times the variance, and
+clipping a value after its release costs no privacy."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Mechanism:
     """The Gaussian mechanism on a vector."""
 
     clip: float
-    """C, the length to which the vector is cut."""
+    """C, the norm to which the vector is clipped."""
     noise: float
-    """z, the noise multiplier: the standard deviation of the noise over the sensitivity."""
+    """z, the noise multiplier: the standard deviation of the noise divided by the sensitivity."""
 
     def __post_init__(self) -> None:
         if not (self.clip > 0 and self.noise > 0):
@@ -61,7 +61,7 @@ class Mechanism:
 
     @property
     def sensitivity(self) -> float:
-        """2 C: how far two releases can be apart when all data of the client are others."""
+        """2 C: the largest distance between two releases when all data of the client change."""
         return 2 * self.clip
 
     @property
@@ -70,7 +70,7 @@ class Mechanism:
         return self.noise * self.sensitivity
 
     def __call__(self, vector: Tensors, random: Generator) -> Tensors:
-        """The vector, given in parts, clipped as a whole and with noise in every coordinate."""
+        """The vector, given in parts, clipped as a whole, with noise in every coordinate."""
         length = math.hypot(*(part.double().norm().item() for part in vector.values()))
         shrink = min(1.0, self.clip / length) if length > 0 else 1.0
         return {
@@ -81,24 +81,24 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Privacy:
-    """What a client does to its uploads before they leave; the default does nothing."""
+    """What a client applies to its uploads before sending them; the default changes nothing."""
 
     statistics: Mechanism | None = None
     every_step: bool = False
-    """Noise on the statistics at every local step, as the paper words it, besides that on the upload."""
+    """Noise on the statistics at every local step, as described in the paper, in addition to that on the upload."""
     update: Mechanism | None = None
     secret: bool = False
-    """Noise from the operating system's randomness instead of the run's seed, which whoever knows it can subtract."""
+    """Noise from the operating system's randomness, not from the run's seed: whoever knows the seed can subtract it."""
 
     def random(self, round_: Round, client: str) -> Generator:
-        """Where this client's noise of this round comes from."""
+        """The source of this client's noise in this round."""
         if self.secret:
             return torch.Generator().manual_seed(secrets.randbits(63))
         return randomness.generator(round_.seed, "round", round_.number, "client", client, "privacy")
 
 
 def from_config(experiment: Experiment) -> Privacy:
-    """What clients of this experiment do."""
+    """The privacy settings of the clients of this experiment."""
     chosen = experiment.privacy
     update = None
     if chosen.update_noise is not None and chosen.update_at != "server":
@@ -109,25 +109,25 @@ def from_config(experiment: Experiment) -> Privacy:
     if chosen.secret and (statistics or update) and experiment.faults.on_too_few == "wait":
         raise ConfigError(
             "got privacy.secret with faults.on_too_few = 'wait'; expected 'stop', because a client that is asked again "
-            "answers with new noise, and the ε of a run counts one answer per round. Leave on_too_few out."
+            "answers with new noise, but the ε of a run counts one answer per round. Leave on_too_few out."
         )
     return Privacy(statistics, chosen.statistics_when == "step", update, bool(chosen.secret))
 
 
 class Protection:
-    """A client's uploads of one round: made right after the network has been loaded with what the client got."""
+    """Protects a client's upload of one round; created right after the received weights are loaded into the network."""
 
     def __init__(self, privacy: Privacy, net: DualNet, round_: Round, job: Train, kept: frozenset[str]) -> None:
         self.privacy = privacy
         self.net = net
         self.known = round_.shared | job.personal
-        """What the server knows; a change is a change against this."""
+        """What the server knows; changes are relative to this."""
         self.random = privacy.random(round_, job.client)
         self.layers = [layer for layer in batch_norms(net) if not kept.intersection(layer.statistics)]
         self.names = {name for layer in self.layers for name in layer.statistics}
 
     def steps(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """The batches; with noise at every step, what each changed in the statistics is clipped and made noisy."""
+        """The batches; with noise at every step, each batch's change of the statistics is clipped and gets noise."""
         return self._noised(batches) if self.privacy.statistics and self.privacy.every_step else batches
 
     def _noised(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -140,7 +140,7 @@ class Protection:
             self.known = self.known | released
 
     def protected(self, upload: Upload) -> Upload:
-        """The upload as it may leave the client."""
+        """The upload in the form that may leave the client."""
         changed: Tensors = {}
         everything = upload.shared | upload.personal
         if self.privacy.statistics is not None:
@@ -167,7 +167,7 @@ class Protection:
 
 
 def coordinates(known: Tensors, now: Tensors, layers: Sequence[BNNames]) -> Tensors:
-    """How statistics have moved: the mean in units of the known spread, the variance by its logarithm; in float64."""
+    """The change of statistics: of the mean in known standard deviations, of the log of the variance; in float64."""
     moved: Tensors = {}
     for layer in layers:
         before, after = _variance(known, layer), _variance(now, layer)
@@ -177,7 +177,7 @@ def coordinates(known: Tensors, now: Tensors, layers: Sequence[BNNames]) -> Tens
 
 
 def from_coordinates(known: Tensors, moved: Tensors, layers: Sequence[BNNames]) -> Tensors:
-    """The statistics that have moved so: `coordinates` backwards, cut where noise has made nonsense."""
+    """The inverse of `coordinates`: the statistics after this change, clipped where noise made them absurd."""
     values: Tensors = {}
     for layer in layers:
         before = _variance(known, layer)
@@ -195,16 +195,16 @@ def _variance(values: Tensors, layer: BNNames) -> Tensor:
 
 @dataclass(frozen=True)
 class PrivateMean:
-    """Central privacy of θ: the mean of updates clipped to length C, plus N(0, (z · 2 C / n)²) in every coordinate.
+    """Central privacy of θ: the mean of updates clipped to norm C, plus N(0, (z · 2 C / n)²) in every coordinate.
 
-    All n clients weigh the same, so that one client's share is known. A tensor that only some send is averaged among
-    those; n is then the smallest number of senders of any tensor. Uploads are folded as they come: memory is one model.
-    The server sees every update as it is: this protects against whoever sees only the result.
+    All n clients have equal weight, so that one client's share is known. A tensor that only some send is averaged among
+    those; n is then the smallest number of senders of any tensor. Uploads are added as they arrive, so memory is one
+    model. The server sees every update without noise: this protects against those who see only the result.
     """
 
     mechanism: Mechanism
     seed: int | None
-    """None takes the operating system's randomness."""
+    """None uses the operating system's randomness."""
 
     def __call__(self, shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
         """See `Aggregate`."""
@@ -227,7 +227,7 @@ class PrivateMean:
         }
 
     def _random(self, shared: Tensors) -> Generator:
-        """This round's stream: an aggregation does not know the round's number, but no two start from equal weights."""
+        """This round's generator, derived from the weights: aggregation does not know the round's number."""
         if self.seed is None:
             return torch.Generator().manual_seed(secrets.randbits(63))
         digest = hashlib.blake2b(digest_size=16)

@@ -2,13 +2,13 @@
 
     min_w max_{Λ, δ}  ℓ_CE(f(x'), y) − (γ/2) (‖Λ − I‖² + ‖δ‖²),     x' = clip(Λx + δ, [0, 1])
 
-The map starts at the identity, Λ = I and δ = 0, belongs to the client and goes on from batch to batch and from round to
-round. On every batch it climbs n steps, then the weights descend one, on the shifted images alone:
+The map starts at the identity, Λ = I and δ = 0. Each client has its own and keeps it from batch to batch and from round
+to round. On every batch the map takes n ascent steps, then the weights take one descent step, on the shifted images:
 
     Λ, δ ← Λ, δ + rate · ∇ [ ℓ_CE(f(x'), y) − (γ/2) (‖Λ − I‖² + ‖δ‖²) ]      n times
     w    ← w − lr · ∇ ℓ_CE(f(x'), y)
 
-Λ has d² numbers for images of d, which is why this is refused for large images.
+Λ has d² numbers for images of d values, so large images are an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch, Stats, Tensors
 
 LARGEST = 2**30
-"""Most bytes that Λ of one client may take: 1 GiB, in memory and again on disk."""
+"""Maximum bytes of Λ for one client: 1 GiB, in memory and again on disk."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class AffineMap:
     shift: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The images that the map makes of x."""
+        """The mapped images."""
         return self.moved(x).clamp(0, 1).reshape(x.shape)
 
     def moved(self, x: Tensor) -> Tensor:
@@ -50,18 +50,18 @@ class AffineMap:
 
 @dataclass(frozen=True)
 class AffineTraining:
-    """FedRob's training of AT users, with its own loss: that of the shifted images."""
+    """FedRob's training of AT users, with its own loss: the loss of the shifted images."""
 
     rate: float = 0.00167
-    """Step of Λ and δ; rate · γ is the part of its way back to the identity that a step goes without a gradient."""
+    """Step size of Λ and δ; without a gradient, a step goes the fraction rate · γ of the way back to the identity."""
     gamma: float = 300.0
-    """γ, how strongly they are held at the identity.
+    """γ, how strongly Λ and δ are held at the identity.
 
     With 300 the map moves the pixels of a coloured domain by about as much as ε = 8/255 allows an attack; with 100 by
     three to four times as much. docs/choices.md has the measurement.
     """
     steps: int = 7
-    """n, steps up on each batch. 7 make it cost what PGD with 7 steps costs, as T = 7.4 of the paper's table says."""
+    """n, ascent steps per batch. With 7 the cost is that of PGD with 7 steps, as T = 7.4 in the paper's table says."""
     remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class AffineTraining:
 
     @property
     def passes(self) -> int:
-        """One for each step up, which counts as one of an attack, and one for the weights."""
+        """One for each ascent step, which counts like an attack step, and one for the weights."""
         return self.steps + 1
 
     def __call__(self, net: DualNet, batches: Iterable[Batch], task: LocalTask) -> tuple[Tensors, float]:
@@ -90,14 +90,14 @@ class AffineTraining:
         return {"matrix": shift.matrix.cpu(), "shift": shift.shift.cpu()}, losses.mean()
 
     def climbed(self, net: DualNet, shift: AffineMap, x: Tensor, y: Tensor) -> AffineMap:
-        """The map after all steps up; the network's weights, gradients and statistics stay as they are."""
+        """The map after all ascent steps; the network's weights, gradients and statistics do not change."""
         with evaluating(net):
             for _ in range(self.steps):
                 shift = self._step(net, shift, x, y)
         return shift
 
     def _step(self, net: DualNet, shift: AffineMap, x: Tensor, y: Tensor) -> AffineMap:
-        """One step up. With g = ∂ℓ/∂(Λx + δ) the gradients are Σ g xᵀ and Σ g, so Λ is read and written only once."""
+        """One ascent step. With g = ∂ℓ/∂(Λx + δ) the gradients are Σ g xᵀ and Σ g, so Λ is read and written once."""
         moved = shift.moved(x).requires_grad_()
         logits = net(moved.clamp(0, 1).reshape(x.shape), Branch.NOISED, Stats.FROZEN)
         (g,) = torch.autograd.grad(F.cross_entropy(logits, y), moved)
@@ -108,7 +108,7 @@ class AffineTraining:
 
 
 def check_memory(image_shape: tuple[int, int, int]) -> None:
-    """Refuse images for which Λ would not fit."""
+    """Raise an error for images whose Λ would be too large."""
     size = math.prod(image_shape)
     needed = 4 * size**2
     if needed > LARGEST:

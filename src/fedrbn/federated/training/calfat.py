@@ -1,16 +1,16 @@
 """CalFAT (Chen et al. 2022): the log of the client's class prior added to the logits, in training only.
 
-A client with few classes would otherwise learn to predict them always. The loss (and the training attack on it) sees
-f(x) + log π, so the network itself need not hold the prior; it is evaluated and deployed without. With n_c of the n
-training images in class c and C classes,
+A client with few classes would otherwise learn to always predict them. The loss (and the training attack on it) sees
+f(x) + log π, so the network itself does not contain the prior; it is evaluated and deployed without it. With n_c of the
+n training images in class c and C classes,
 
     π_c = (n_c + 1) / (n + C):
 
-one imagined image for each class, so that a class which the client lacks has a small prior instead of log 0. (The
-release counts one image for a lacking class only.)
+one extra image per class, so that a class that the client lacks has a small prior instead of log 0. (The release adds
+one image only for missing classes.)
 
-The release attacks the calibrated logits as well, but their KL divergence from those of the clean image, whatever the
-label; here the attack climbs the loss of `method.at_loss`, which is that divergence for TRADES only.
+The release also attacks the calibrated logits, but it maximises their KL divergence from those of the clean image
+without the label. Here the attack maximises the loss of `method.at_loss`, which is that divergence only for TRADES.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedrbn.nets.dual_bn import DualNet
 
 
 def with_prior(net: DualNet, labels: Tensor) -> DualNet:
-    """The same network (not a copy: training one trains the other) whose logits have the prior of `labels` added."""
+    """The same network (not a copy: training one trains the other) with the prior of `labels` added to its logits."""
     return DualNet(_Shifted(net.network, torch.bincount(labels)), net.precision)
 
 

@@ -1,13 +1,13 @@
-"""Free adversarial training (Shafahi et al. 2019): the attack's gradient comes with the weights' own.
+"""Free adversarial training (Shafahi et al. 2019): one backward pass gives the gradients of the attack and the weights.
 
 Every batch is replayed m times. One forward and one backward pass of ℓ_CE(f(x + δ), y) give both the step of the
-weights and the step of the noise,
+weights and the step of the perturbation,
 
     δ ← clip(δ + ε · sign(∇_x ℓ), ±ε),    pixels x + δ clipped to the box,
 
 and δ is carried over to the next replay, the next batch and, in the client's memory, the next round: one slice for each
-slot of a batch, whichever image is in it. A round costs m times as much as standard training, so there are m times
-fewer (`Plan.rounds`).
+position in a batch, whichever image is there. A round costs m times as much as standard training, so there are m times
+fewer rounds (`Schedule.rounds`).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from fedrbn.types import Branch, Stats, Tensors
 
 @dataclass(frozen=True)
 class Free:
-    """Free AT with its own loss: the cross-entropy of the noised images only, as in the original."""
+    """Free AT with its own loss: the cross-entropy of the perturbed images only, as in the original."""
 
     eps: float
     replays: int = 4
-    """m; 4 is that of the FedRBN authors' released code. The authors of Free AT recommend 8 for ε = 8/255."""
+    """m; the FedRBN authors' released code uses 4. The authors of Free AT recommend 8 for ε = 8/255."""
     box: tuple[float, float] = (0.0, 1.0)
     remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.replays < 1:
-            raise ConfigError(f"got method.replays = {self.replays}; expected at least 1. Usual numbers are 4 and 8.")
+            raise ConfigError(f"got method.replays = {self.replays}; expected at least 1. Usual values are 4 and 8.")
 
     @property
     def passes(self) -> int:
@@ -52,7 +52,7 @@ class Free:
         noise = task.memory.get("noise")
         for x, y in batches:
             noise = _slots(noise, x)
-            mine = noise[: len(x)]  # a view: what is written here is carried over
+            mine = noise[: len(x)]  # a view, so changes are carried over
             for _ in range(self.replays):
                 noised = (x + mine).clamp(*self.box).requires_grad_()
                 optimizer.zero_grad()
@@ -66,7 +66,7 @@ class Free:
 
 
 def _slots(noise: Tensor | None, x: Tensor) -> Tensor:
-    """A copy of the noise with at least one slot for each image of x; new slots start without noise."""
+    """A copy of the noise with at least one slice per image of x; new slices are zero."""
     if noise is None:
         return torch.zeros_like(x)
     new = x.new_zeros((max(0, len(x) - len(noise)), *x.shape[1:]))

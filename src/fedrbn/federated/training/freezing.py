@@ -1,7 +1,7 @@
-"""The first layers of a network, for fine-tuning that leaves them as they are.
+"""The first layers of a network, which fine-tuning can leave unchanged.
 
-A layer is a module that owns parameters and is no batch norm, in the order in which modules are registered; the batch
-norm that follows it belongs to it.
+A layer is a module that has parameters and is not a batch norm, in the order in which modules are registered. The batch
+norm that follows a layer belongs to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """The parameters, by name, and the batch-norm layers of the first layers of a network."""
+    """The parameters (by name) and the batch norms of the first layers of a network."""
 
     parameters: frozenset[str]
     batch_norms: tuple[DualBatchNorm, ...]

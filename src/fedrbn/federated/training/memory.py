@@ -1,10 +1,10 @@
-"""What a client remembers from round to round, on its own disk: Free AT's noise, FedRob's affine map.
+"""What a client keeps between rounds on its own disk: Free AT's noise, FedRob's affine map.
 
-It never reaches the server. `store/<client>/<round>.safetensors` is what the client knew after that round, so a run
-that continues from round r finds exactly what was there, even if the client had already gone on. A checkpoint is at
-most one round behind its clients, and a run may have to go back to the one before it: the three newest files are kept.
-Each file carries a digest of its content, its client and its round. Checkpoints of a run on this machine note these
-digests (`remembered`), so a run never continues with a memory that was lost, exchanged or changed (`missing`).
+It is never sent to the server. `store/<client>/<round>.safetensors` is the client's memory after that round, so a run
+that resumes from round r finds exactly that memory, even if the client was already further ahead. A checkpoint is at
+most one round behind its clients, and a run may have to go back to the previous one: the three newest files are kept.
+Each file contains a digest of its content, its client and its round. Checkpoints of a run on this machine record these
+digests (`remembered`), so a run never resumes with a memory that was lost, swapped or changed (`missing`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedrbn.types import Tensors
 
 @dataclass(frozen=True)
 class Memory:
-    """What a client remembers: from which round it is, and the digest of it."""
+    """A client's memory: its round and its digest."""
 
     round: int
     digest: str
@@ -35,13 +35,13 @@ class Memory:
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
 _FILE = re.compile(r"([0-9]{1,9})\.safetensors", re.ASCII)
 _KEPT = 3
-_REMEDY = "Put a copy of the folder back, or train again from the beginning with --force."
+_REMEDY = "Restore a copy of the folder, or train again from the beginning with --force."
 _UNREADABLE = (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def recall(store: Path | None, client: str, finished: int) -> Tensors:
-    """What the client remembered when `finished` rounds were finished; nothing if it had not taken part."""
-    if store is None or not Folder(store.parent).exists(store.name):  # nobody remembers anything
+    """The client's memory after `finished` rounds; empty if it had not taken part."""
+    if store is None or not Folder(store.parent).exists(store.name):  # no client has a memory
         return {}
     number = _newest(store, client, finished)
     if number is None:
@@ -55,63 +55,61 @@ def recall(store: Path | None, client: str, finished: int) -> Tensors:
             noted = _noted(file.metadata())
             memory: Tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
         if noted is not None and noted != _digest(memory, client, number):
-            raise ValueError("its digest is not that of its content, its client and its round")
+            raise ValueError("its digest does not match its content, its client and its round")
     except _UNREADABLE as error:
         raise _damaged(store.parent / name, client, error) from error
     return memory
 
 
 def remember(store: Path | None, client: str, finished: int, memory: Tensors) -> None:
-    """Keep what the client remembers once `finished` rounds are finished, and drop what no checkpoint can need."""
+    """Store the client's memory after `finished` rounds, and delete files that no checkpoint can need."""
     if not memory:
         return
     if store is None:
         if finished > 1:
             raise StorageError(
-                f"got a method whose client {client!r} remembers {', '.join(memory)}, and nowhere to keep it; expected "
-                "a store. Make the Site with store=some_directory."
+                f"got a method whose client {client!r} keeps {', '.join(memory)} between rounds, but no store; "
+                "expected a folder for it. Create the Site with store=some_directory."
             )
-        return  # a trial of a single round, as in cost estimates, has no use for it
+        return  # a trial of a single round, as in cost estimates, does not need it
     folder, name = _parent(store), _name(store, client, finished)
     tensors = {key: value.contiguous() for key, value in memory.items()}
     metadata = {"fedrbn": json.dumps({"digest": _digest(tensors, client, finished)})}
     folder.write(name, safetensors.torch.save(tensors, metadata=metadata))
     rounds = _rounds(store, client)
-    # Later rounds than this are of a course that was abandoned: the run has been started again from further back.
+    # Files of later rounds are obsolete: the run was restarted from an earlier round.
     needed = sorted(n for n in rounds if n <= finished)[-_KEPT:]
     for number in rounds - set(needed):
         folder.remove(_name(store, client, number))
 
 
 def remembered(store: Path, finished: int) -> dict[str, Memory]:
-    """Who remembers what when `finished` rounds are finished, for a checkpoint to note. Only headers are read."""
+    """The clients' memories after `finished` rounds, for a checkpoint to record. Only headers are read."""
     clients = (path.rpartition("/")[2] for path in Folder(store.parent).folders(store.name))
     found = {client: _memory(store, client, finished) for client in clients if _SAFE_NAME.fullmatch(client)}
     return {client: memory for client, memory in found.items() if memory is not None}
 
 
 def missing(store: Path, noted: Mapping[str, Memory], finished: int) -> str | None:
-    """What of the memory that a checkpoint noted is not there as it was; None if all of it is."""
+    """Which memory recorded by a checkpoint is missing or changed; None if all of it is intact."""
     for client, expected in noted.items():
         got = _memory(store, client, finished)
         if got != expected:
-            there = "nothing" if got is None else f"that of round {got.round} with digest {got.digest[:12]}"
+            there = "nothing" if got is None else f"the memory of round {got.round} with digest {got.digest[:12]}"
             return (
-                f"{there} in {store / client}; expected what client {client!r} remembers of round {expected.round} "
+                f"{there} in {store / client}; expected the memory of client {client!r} of round {expected.round} "
                 f"(digest {expected.digest[:12]}). {_REMEDY}"
             )
     return None
 
 
 def forgotten(store: Path, clients: Mapping[str, int], finished: int) -> str | None:
-    """As `missing`, for a checkpoint that noted nothing: of clients that must remember something, and since when."""
+    """Like `missing`, for a checkpoint without digests: `clients` says who must have a memory, and since when."""
     for client, number in clients.items():
         newest = _newest(store, client, finished)
         if newest is None or newest < number:
-            there = "nothing" if newest is None else f"that of round {newest}"
-            return (
-                f"{there} in {store / client}; expected what client {client!r} remembers of round {number}. {_REMEDY}"
-            )
+            there = "nothing" if newest is None else f"the memory of round {newest}"
+            return f"{there} in {store / client}; expected the memory of client {client!r} of round {number}. {_REMEDY}"
     return None
 
 
@@ -131,7 +129,7 @@ def _memory(store: Path, client: str, finished: int) -> Memory | None:
 
 
 def _noted(metadata: Mapping[str, str] | None) -> str | None:
-    """The digest in a file; None in one of a version that wrote none."""
+    """The digest in a file; None if an older version wrote it without one."""
     return str(json.loads(metadata["fedrbn"])["digest"]) if metadata and "fedrbn" in metadata else None
 
 
@@ -141,8 +139,8 @@ def _digest(memory: Tensors, client: str, number: int) -> str:
 
 def _damaged(path: Path, client: str, error: Exception) -> StorageError:
     return StorageError(
-        f"got {path}, which cannot be read ({error}); expected what client {client!r} remembers. It is damaged: "
-        "put a copy back, or run again from the beginning with --force."
+        f"got {path}, which cannot be read ({error}); expected the memory of client {client!r}. It is damaged: "
+        "restore a copy, or run again from the beginning with --force."
     )
 
 
@@ -156,7 +154,7 @@ def _rounds(store: Path, client: str) -> set[int]:
 
 
 def _name(store: Path, client: str, number: int) -> str:
-    """The name of a file below the folder that the store is in."""
+    """The name of a file, relative to the folder that contains the store."""
     return f"{store.name}/{_safe(client)}/{number}.safetensors"
 
 

@@ -14,19 +14,19 @@ from fedrbn.types import Tensors
 
 @dataclass(frozen=True)
 class Meta:
-    """First-order Per-FedAvg (Fallah et al. 2020), for weights that are good one step later.
+    """First-order Per-FedAvg (Fallah et al. 2020): trains weights that are good after one local step.
 
         w' = w − inner · ∇ℓ(w; first batch)        w ← w − lr · ∇ℓ(w'; second batch)
 
-    Half of the batches adapt, the other half train; a last one without a partner does both. `meta` is the learning
-    rate of the second step at the start of training. Statistics of batch norm follow all batches.
+    Half of the batches adapt, the other half train; a last batch without a partner does both. `meta` is the learning
+    rate of the second step at the start of training. Batch-norm statistics follow all batches.
     """
 
     inner: float = 0.02
     meta: float = 0.001
 
     def __call__(self, net: DualNet, batches: Iterable[Batch], task: LocalTask) -> tuple[Tensors, float]:
-        """See `Training`. The mean loss is that of the adapted weights."""
+        """See `Training`. The mean loss is the loss of the adapted weights."""
         weights = trained(net)
         losses = Losses()
         for first, second in _pairs(batches):

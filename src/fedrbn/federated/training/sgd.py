@@ -1,7 +1,7 @@
 """How a client turns batches into an update: SGD (with FedProx's term), and first-order Per-FedAvg.
 
-A training is a value. Called with a network, batches and an objective, it changes the network's weights in place and
-returns what the client remembers until its next round (nothing here; see `free` and `affine`) and the mean loss.
+A training is a value. Called with a network, batches and a task, it changes the network's weights in place and returns
+what the client remembers until its next round (nothing here; see `free` and `affine`) and the mean loss.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Batch: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class LocalTask:
-    """What a client is to do with its batches in a round."""
+    """What a client does with its batches in a round."""
 
     objective: Objective
-    """What to minimise; Free AT and FedRob have losses of their own."""
+    """What to minimise; Free AT and FedRob have their own losses."""
     lr: float
     generator: Generator
     memory: Tensors = field(default_factory=dict)
-    """What the client's last call returned."""
+    """What the client's previous call returned."""
 
 
 class Training(Protocol):
     """One client's local training. Only parameters with `requires_grad` are trained.
 
-    It may say more of itself: `remembers` (True if what it returns is needed in the next round), and `passes` over each
-    image, forward and backward, if they are not those of the objective: the paper's count of its cost.
+    Optional attributes: `remembers` is True if the next round needs what it returns. `passes` is the number of forward
+    and backward passes over each image, if it differs from that of the objective; the paper counts cost this way.
     """
 
     def __call__(self, net: DualNet, batches: Iterable[Batch], task: LocalTask) -> tuple[Tensors, float]:
@@ -48,7 +48,7 @@ class Training(Protocol):
 
 @dataclass(frozen=True)
 class Sgd:
-    """Plain SGD; with `proximal` (FedProx's μ) the gradient μ (w − w_t) of (μ/2)‖w − w_t‖² pulls to the start w_t."""
+    """Plain SGD; with `proximal` (FedProx's μ), the gradient μ (w − w_t) of (μ/2)‖w − w_t‖² is added."""
 
     proximal: float = 0.0
 
@@ -68,13 +68,13 @@ class Sgd:
 
 
 class Losses:
-    """The losses of an update; one that is no number ends it, because nothing good can follow."""
+    """The losses of an update; a NaN or infinite loss ends it with an error."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
 
     def add(self, loss: float) -> None:
-        """Note the loss of a step."""
+        """Record the loss of a step."""
         self.values.append(loss)
         if not math.isfinite(loss):
             raise FloatingPointError(
@@ -100,7 +100,7 @@ def gradient(net: DualNet, batch: Batch, objective: Objective, generator: Genera
 
 @torch.no_grad()
 def descend(weights: list[nn.Parameter], rate: float) -> None:
-    """A step of SGD. Making the first `torch.optim` optimizer imports a compiler, for seconds in every worker."""
+    """A step of SGD. Not with `torch.optim`: its first optimizer imports a compiler, which takes seconds per worker."""
     for weight in weights:
         if weight.grad is not None:
             weight.sub_(weight.grad, alpha=rate)

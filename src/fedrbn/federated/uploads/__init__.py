@@ -1,1 +1,1 @@
-"""What an upload must be, and how a round's uploads are collected."""
+"""Checks uploads and collects the uploads of a round."""

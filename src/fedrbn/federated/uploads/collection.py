@@ -1,7 +1,7 @@
-"""What the server does with the answers of a round: puts them in order, admits the good ones, notes the others.
+"""Handles the answers of a round on the server: orders them, admits the valid ones, records the others.
 
-A client that raises, hangs, dies, answers late, twice or with nonsense costs the round that client's update, never the
-run: the mean is taken over those that are left, with their weights renormalised (`aggregation.mean`).
+If a client raises, hangs, dies, answers late, twice or with invalid data, the round loses that client's update and the
+run continues: the mean is taken over the remaining clients, with renormalised weights (`aggregation.mean`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TooFewClientsError(FederationError):
 
     def __init__(self, number: int, shortage: str, failures: Sequence[Failure]) -> None:
         self.number = number
-        """Rounds that were finished before."""
+        """The number of rounds finished before."""
         self.failures = tuple(failures)
         causes = [f"client {f.client!r} failed in round {f.round + 1}: {f.cause}" for f in failures[:_SHOWN]]
         if len(failures) > _SHOWN:
@@ -37,28 +37,28 @@ class TooFewClientsError(FederationError):
 
 
 def listed(failures: Iterable[Failure]) -> list[dict[str, Any]]:
-    """Failures as records write them; rounds count from 1 there."""
+    """Failures in the format of the records, where rounds count from 1."""
     return [{"client": failure.client, "round": failure.round + 1, "cause": failure.cause} for failure in failures]
 
 
 class UploadCollector:
-    """Takes the answers of one round. The large part of an upload is handed on to be folded, the small part kept."""
+    """Takes the answers of one round. The large part of an upload is passed on for aggregation, the small part kept."""
 
     def __init__(self, number: int, checks: Mapping[str, UploadCheck]) -> None:
         self.number = number
         self.checks = checks
         self.personal: dict[str, Tensors] = {}
-        """What the admitted clients sent of their own batch norm."""
+        """The local batch norm that the admitted clients sent."""
         self.metrics: dict[str, dict[str, float]] = {}
         self.moved: dict[str, Movement] = {}
         self.failures: list[Failure] = []
 
     def missing(self) -> list[str]:
-        """The clients that have no admitted answer yet."""
+        """The clients without an admitted answer."""
         return [client for client in self.checks if client not in self.personal]
 
     def contributions(self, results: Iterable[Result]) -> Iterator[Contribution]:
-        """The admitted ones of these results, in the order of the clients."""
+        """The admitted results, in the order of the clients."""
         for result in in_order(results, self.missing(), self.number, self._note):
             if isinstance(result, Failure):
                 self._note(result)
@@ -81,7 +81,7 @@ class UploadCollector:
         self._note(Failure(client, self.number, cause))
 
     def _note(self, failure: Failure) -> None:
-        """Remember a failure once, however often a client is asked and fails in the same way."""
+        """Record a failure once, even if a client is asked again and fails in the same way."""
         if failure not in self.failures:
             self.failures.append(failure)
 
@@ -92,11 +92,11 @@ def in_order(
     number: int,
     note: Callable[[Failure], None] = lambda _: None,
 ) -> Iterator[Result]:
-    """One result for each client, in the order of the clients, whatever order they arrive in.
+    """One result for each client, in the order of the clients, independent of the order of arrival.
 
-    Sums must not depend on who was faster. Answers to another round, second answers and answers of strangers are
-    noted and left out; for a client that never answers there is a Failure at the end. What has not even the form of an
-    answer is a Failure of the client that it is from, if it says so.
+    Sums must not depend on which client was faster. Answers to another round, second answers and answers from clients
+    that were not asked are recorded and left out. A client that never answers gets a Failure at the end. A malformed
+    answer becomes a Failure of its client, if it names one.
     """
     asked, awaited = frozenset(clients), set(clients)
     early: dict[str, Result] = {}
@@ -118,7 +118,7 @@ def in_order(
 
 
 def _each(results: Iterable[Result]) -> Iterator[Result]:
-    """The results one by one, if the executor has given any."""
+    """The results one by one; raises an error if the executor did not return an iterator."""
     try:
         found = iter(results)
     except TypeError:
@@ -130,7 +130,7 @@ def _each(results: Iterable[Result]) -> Iterator[Result]:
 
 
 def _well_formed(given: Result, number: int) -> Result:
-    """The result itself, or a Failure in place of one whose fields are not of the types that they should be."""
+    """The result itself, or a Failure if its fields have wrong types."""
     objection = malformed(given)
     if objection is None:
         return given
@@ -139,14 +139,14 @@ def _well_formed(given: Result, number: int) -> Result:
 
 
 def _stray(result: Result, number: int, asked: Collection[str], awaited: Collection[str]) -> str | None:
-    """Why this is not the answer that is awaited from a client; None if it is."""
+    """Why this is not the expected answer of a client; None if it is."""
     if result.round != number:
         return (
-            f"got an answer to round {result.round + 1}; expected one to round {number + 1}. It came too late and is "
-            "left out: allow more time with faults.deadline_seconds."
+            f"got an answer to round {result.round + 1}; expected one to round {number + 1}. It arrived too late and "
+            "is left out: allow more time with faults.deadline_seconds."
         )
     if result.client not in asked:
-        return "got an answer from a client that was not asked; expected only those that were. It is left out."
+        return "got an answer from a client that was not asked; expected only those that were asked. It is left out."
     if result.client not in awaited:
         return "got a second answer; expected one. The first one counts."
     return None

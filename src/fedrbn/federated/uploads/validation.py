@@ -1,8 +1,8 @@
-"""The boundary: an upload is looked at before anything of it reaches the server's state.
+"""Checks an upload before any of it reaches the server's state.
 
-What cannot be used is refused with a reason that says what was got, what was expected and what helps, and names the
-layer: tensors of other names, shapes or types, values that are no numbers, negative variances, an update that has
-exploded, a number of samples that is not the client's. One such upload would spoil the mean for everybody.
+An invalid upload is rejected. The reason says what was received, what was expected and what to do, and names the layer.
+Rejected are tensors with unexpected names, shapes or types, NaN or infinite values, negative variances, an update that
+is too large, and a number of samples that differs from the registered one. One such upload would corrupt the mean.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedrbn.nets.state import tensors
 from fedrbn.types import Member, Role, Tensors
 
 LARGEST_STATISTIC = 1e6
-"""Means and variances may move by so many times their former size, or so many units: pixels lie in [0, 1]."""
+"""Means and variances may move by this many times their former size, or this many units: pixels are in [0, 1]."""
 
 _MOST_ROUNDS = 2**31
 _MOST_SHOWN = 100
-"""Characters of a wrong value in a message."""
-_DIVERGED = "The client's training has diverged: lower train.lr, or look at its data."
+"""Maximum characters of an invalid value in a message."""
+_DIVERGED = "The client's training has diverged: lower train.lr, or check its data."
 
 
 @dataclass(frozen=True)
@@ -40,21 +40,21 @@ class Movement:
 
 @dataclass(frozen=True)
 class UploadCheck:
-    """What an upload is compared with: the member it is from, what it was sent, and what the network looks like."""
+    """What an upload is compared with: its member, what the member was sent, and the network's tensors."""
 
     member: Member
     sent: Tensors
     """All tensors that the client started from, shared and its own."""
     lengths: Mapping[str, float]
-    """Their norms: those of the shared ones are worked out once for all clients."""
+    """Their norms: those of the shared tensors are computed once for all clients."""
     names: Layout
     max_update: float
     scratch: Tensor
-    """Where differences are worked out, the same for all clients: memory taken and given back for each upload would
-    leave holes between what is kept of the uploads, and the server would grow with the number of clients."""
+    """A buffer for differences, shared by all clients: allocating one per upload would fragment memory, and the server
+    would grow with the number of clients."""
 
     def admit(self, upload: Upload) -> Movement:
-        """Let a sound upload pass, and say how far it moved; raise `UploadError` with the reason if it is not sound."""
+        """Return how far a valid upload moved; raise `UploadError` with the reason if it is not valid."""
         for objection in self._wrong_form(upload):
             raise UploadError(objection)
         values = {n: tensor for n, tensor in {**upload.shared, **upload.personal}.items() if tensor.is_floating_point()}
@@ -70,12 +70,12 @@ class UploadCheck:
         return moved
 
     def _movement(self, distances: Mapping[str, float]) -> Movement:
-        """How far the upload is from what was sent; statistics of batch norm do not count, they follow the data."""
+        """How far the upload is from what was sent; batch-norm statistics do not count: they follow the data."""
         statistics = {name for layer in self.names.batch_norms for name in layer.statistics}
         counted = {name: distance for name, distance in distances.items() if name not in statistics}
         if not counted:
             return Movement("none", 0.0)
-        # Weights that start at zero have no size to compare with: below 1 the norm counts as 1.
+        # Weights that start at zero have no norm to compare with, so a norm below 1 counts as 1.
         growth = math.hypot(*counted.values()) / max(math.hypot(*(self.lengths[name] for name in counted)), 1.0)
         return Movement(layer_of(max(counted, key=counted.__getitem__)), growth)
 
@@ -91,18 +91,18 @@ class UploadCheck:
         if type(upload.samples) is not int or upload.samples != self.member.samples:
             yield (
                 f"got {_shown(upload.samples)} samples; expected the {self.member.samples} that the client registered "
-                "with. Its data has changed, or it misstates its weight in the mean: register it anew."
+                "with. Its data has changed, or it reports a false weight for the mean: register it again."
             )
         loss = upload.metrics.get("loss")
         if not _is_number(loss):
             yield f"got {_shown(loss)} as the training loss; expected a number. {_DIVERGED}"
         strange = next((name for name, value in upload.metrics.items() if not _is_number(value)), None)
         if strange is not None:
-            yield f"got metric {strange!r} that is no number; expected finite numbers. Look at the client's program."
+            yield f"got metric {strange!r} that is not finite; expected finite numbers. Check the client's program."
 
     def _wrong_values(self, values: Mapping[str, Tensor], distances: Mapping[str, float]) -> Iterator[str]:
         for name, tensor in values.items():
-            # What lies at a finite distance from numbers consists of numbers: the usual case, and no second look.
+            # A finite distance from finite values means that all values are finite: usually no second pass is needed.
             bad = 0 if math.isfinite(distances[name]) else int((~torch.isfinite(tensor)).sum())
             if bad:
                 yield (
@@ -114,7 +114,7 @@ class UploadCheck:
             variance = values.get(layer.variance)
             if variance is not None and bool((variance < 0).any()):
                 yield (
-                    f"got a variance of {variance.min():.3g} in {where}; expected no negative one. The upload is "
+                    f"got a variance of {variance.min():.3g} in {where}; expected 0 or more. The upload is "
                     "damaged, or noise was added without clamping."
                 )
             for name in layer.statistics:
@@ -128,18 +128,18 @@ class UploadCheck:
 
 
 def malformed(result: object) -> str | None:
-    """Why this is no answer of any kind: what is in it has not the types that it should have; None if it has."""
+    """Why this is not a valid answer: which field has the wrong type; None if all types are right."""
     if not isinstance(result, Upload | Answers | Failure):
         return (
-            f"got a {type(result).__name__} from the executor; expected an Upload, Answers or a Failure. Look at the "
+            f"got a {type(result).__name__} from the executor; expected an Upload, Answers or a Failure. Check the "
             "executor's program."
         )
     wrong = next(_wrong_types(result), None)
-    return wrong and f"got {wrong} in an answer. Look at the client's and the executor's programs."
+    return wrong and f"got {wrong} in an answer. Check the client's and the executor's programs."
 
 
 def _wrong_types(result: Upload | Answers | Failure) -> Iterator[str]:
-    """What in a result is of another type than `fedrbn.types` says, and what was expected."""
+    """Which fields of a result have a wrong type, and what was expected."""
     if not isinstance(result.client, str):
         yield f"client = {_shown(result.client)}; expected text"
     if not isinstance(result.round, int) or not abs(result.round) < _MOST_ROUNDS:
@@ -154,7 +154,7 @@ def _wrong_types(result: Upload | Answers | Failure) -> Iterator[str]:
     if isinstance(result, Answers):
         yield from _wrong_tensors("correct", result.correct)
         if any(tensor.dtype != torch.bool or tensor.ndim != 1 for tensor in result.correct.values()):
-            yield "answers that are not one boolean per sample; expected that"
+            yield "answers that are not one boolean per sample; expected one boolean per sample"
 
 
 def _wrong_tensors(part: str, given: object) -> Iterator[str]:
@@ -169,10 +169,10 @@ def _wrong_tensors(part: str, given: object) -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
-    """A value of any type as a message shows it: not a page of it, and not a number that Python will not write."""
+    """A value of any type as text for a message: shortened, and without numbers that Python refuses to print."""
     try:
         return repr(value)[:_MOST_SHOWN]
-    except Exception:  # it is somebody else's class
+    except Exception:  # the class may come from a client
         return f"a value of type {type(value).__name__} that cannot be shown"
 
 
@@ -189,7 +189,7 @@ def layer_of(tensor: str) -> str:
 
 
 def worst_layer(net: DualNet) -> str:
-    """Where training diverged: the first layer with values that are no numbers, else the one with the largest."""
+    """Where training diverged: the first layer with NaN or infinite values, else the layer with the largest value."""
     values = {name: tensor for name, tensor in tensors(net).items() if tensor.is_floating_point() and tensor.numel()}
     broken = next((name for name, tensor in values.items() if not bool(torch.isfinite(tensor).all())), None)
     if broken is not None:
@@ -201,7 +201,7 @@ def worst_layer(net: DualNet) -> str:
 
 def _wrong_names(part: str, got: Mapping[str, Tensor], expected: frozenset[str]) -> Iterator[str]:
     missing, unknown = sorted(expected - got.keys()), sorted(got.keys() - expected)
-    remedy = "The client runs another network or method: give it the server's settings and version."
+    remedy = "The client runs a different network or method: use the server's settings and version there."
     if missing:
         yield f"got {part} tensors without {missing[0]!r}; expected all {len(expected)} of them. {remedy}"
     if unknown:
@@ -212,17 +212,17 @@ def _wrong_shape(name: str, tensor: Tensor, expected: Tensor) -> Iterator[str]:
     if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
         yield (
             f"got tensor {name!r} of shape {tuple(tensor.shape)} and {tensor.dtype}; expected "
-            f"{tuple(expected.shape)} and {expected.dtype}. The client runs another network: check model.name and "
+            f"{tuple(expected.shape)} and {expected.dtype}. The client runs a different network: check model.name and "
             "model.width."
         )
 
 
 _CHUNK = 1 << 16
-"""Numbers that are compared at a time: they stay in a core's cache, and nothing as large as a model is allocated."""
+"""Values compared at a time: few enough for a core's cache, and no allocation is as large as a model."""
 
 
 def length(tensor: Tensor) -> float:
-    """The norm of a tensor, seen as one long vector."""
+    """The norm of a tensor as a flat vector."""
     return math.hypot(*(_length(part) for part in _chunks(tensor)))
 
 
@@ -242,7 +242,7 @@ def _distance(one: Tensor, other: Tensor, scratch: Tensor) -> float:
 
 
 def _length(part: Tensor) -> float:
-    """Squares of large float32 numbers overflow, so those are summed in float64."""
+    """The norm of a flat tensor. Squares of large float32 numbers overflow, so those are summed in float64."""
     length = float(torch.linalg.vector_norm(part))
     return length if math.isfinite(length) else float(torch.linalg.vector_norm(part.double()))
 
