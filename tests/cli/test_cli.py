@@ -205,7 +205,7 @@ def test_ctrl_c_says_how_to_go_on(fedrbn: Command, tiny_options: list[str], monk
     monkeypatch.setattr(runs, "run", interrupted)
     done = fedrbn("run", *tiny_options)
     assert done.code == 130
-    assert done.err == "interrupted; no run has begun\n"
+    assert done.err == "interrupted; no run has started\n"
     monkeypatch.setattr(runs, "run", begun)
     done = fedrbn("run", *tiny_options, "--out", "my run")
     assert done.code == 130

@@ -165,4 +165,4 @@ def test_check_fails_with_one_class(photos: Path) -> None:
             path.unlink()
     result = _run("check", str(photos))
     assert result.exit_code == 1
-    assert "got training images of 1 class; expected at least two, to be told apart. Add a class." in result.output
+    assert "got training images of 1 class; expected at least two. Add a class." in result.output

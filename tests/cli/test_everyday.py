@@ -49,7 +49,7 @@ def test_an_option_and_a_setting_that_contradict_each_other_are_refused(argument
     [
         (
             ("attack.eps=8",),
-            "attack.eps: got 8; expected at most 1, because pixels lie in [0, 1] (did you mean 8/255",
+            "attack.eps: got 8; expected at most 1, because pixels are in [0, 1] (did you mean 8/255",
         ),
         (("method.name=FedRBN",), "Did you mean 'fedrbn'?"),
         (("method.name=Fat_BN",), "Did you mean 'fatbn'?"),
@@ -166,7 +166,9 @@ def test_cost_takes_data_and_method_like_run() -> None:
     assert "got nothing to count" in refused("cost")
 
 
-@pytest.mark.parametrize(("there", "says"), [(True, "continue with fedrbn run --resume "), (False, "no run has begun")])
+@pytest.mark.parametrize(
+    ("there", "says"), [(True, "continue with fedrbn run --resume "), (False, "no run has started")]
+)
 def test_an_interruption_names_the_folder(
     there: bool, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
