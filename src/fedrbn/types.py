@@ -47,8 +47,8 @@ class Duty:
                 raise ConfigError(f"got a duty with {name} = {value}; expected a number from 0 to 1.")
         if self.at_share and self.lam is not None:
             raise ConfigError(
-                f"got a duty with at_share = {self.at_share:g} and lam = {self.lam:g}; expected only one of them: a "
-                "client that trains adversarially has its own BN_a and does not calibrate. Leave lam out."
+                f"got a duty with at_share = {self.at_share:g} and lam = {self.lam:g}; expected one of them: a client "
+                "that trains adversarially has its own BN_a and does not calibrate. Leave lam out."
             )
 
     @property

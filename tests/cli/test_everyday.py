@@ -55,8 +55,8 @@ def test_an_option_and_a_setting_that_contradict_each_other_are_refused(argument
         (("method.name=Fat_BN",), "Did you mean 'fatbn'?"),
         (("method.name=fedrbn_plus",), "Did you mean 'fedrbn+'?"),
         (("method.Lam=0.1",), "did you mean 'lam'?"),
-        (("data.name=photos",), "There is no folder 'photos' here either."),
-        (("data.name=my/photos",), "got data 'my/photos', which is not a folder here"),
+        (("data.name=photos",), "There is no folder 'photos' either."),
+        (("data.name=my/photos",), "got data 'my/photos', which is not a folder;"),
     ],
 )
 def test_mistakes_in_settings_are_answered_with_what_was_meant(settings: tuple[str, ...], said: str) -> None:
@@ -148,7 +148,7 @@ def test_the_example_of_a_fleet_can_be_planned(tmp_path: Path) -> None:
     planned = CliRunner().invoke(app, ["plan", str(path), "--json"])
     assert planned.exit_code == 0, planned.output
     assert json.loads(planned.stdout)["devices"]["workstation"]["duty"] == "AT"
-    with pytest.raises(FleetError, match="is there already"):
+    with pytest.raises(FleetError, match="already exists"):
         description.write_example(path)
 
 
