@@ -103,7 +103,7 @@ def test_check_fails_for_broken_files(photos: Path) -> None:
     (photos / "day" / "cat" / "x.png").write_bytes(b"no image")
     result = _run("check", str(photos))
     assert result.exit_code == 1
-    assert "broken files: 1\n  got day/cat/x.png, which is no JPEG, PNG or WebP" in result.output
+    assert "broken files: 1\n  got day/cat/x.png, which is not a JPEG, PNG or WebP" in result.output
 
 
 def test_check_fails_for_leaks_and_speaks_json(photos: Path) -> None:
