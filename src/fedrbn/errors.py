@@ -44,7 +44,7 @@ class DataError(FedRBNError, ValueError):
 
 
 class NetworkError(FedRBNError, ValueError, RuntimeError):
-    """A network that cannot be built, converted or called as asked."""
+    """A network that cannot be built, converted or called."""
 
 
 class AttackError(FedRBNError, ValueError, TypeError):

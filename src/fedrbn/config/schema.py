@@ -145,7 +145,7 @@ class FederationConfig(Section):
     duties: DutiesConfig | None = None
     """A duty for every client instead of `at`: a file written by fedrbn plan -o; the run keeps its content."""
     replan: int | None = Field(default=None, ge=1)
-    """Plan the duties again from measured times every so many rounds; None keeps them."""
+    """Number of rounds after which duties are planned again from measured times, repeatedly; None keeps them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -356,7 +356,7 @@ class RunConfig(Section):
     """Use faster kernels on the CPU (see `nets.fast`): the same results up to float rounding."""
     precision: Literal["auto", "bfloat16"] | None = None
     """bfloat16: convolutions and matrix products of training at half the digits; refused on a processor without
-    instructions for it that work. auto: bfloat16 where a short trial on the processor is at least 1.2 times as fast,
+    working instructions for it. auto: bfloat16 where a short trial on the processor is at least 1.2 times as fast,
     else float32; records say which, and a run that is continued keeps it. None is float32. Evaluation is in float32
     always."""
     out: str | None = None
