@@ -208,7 +208,7 @@ def test_a_corruption_does_not_satisfy_a_required_robust_accuracy(run: Path) -> 
     )
     assert result.exit_code == 1
     assert "requirement not met: ra>=0, because this check was not measured" in result.stderr
-    assert "a corruption is no adversary" in result.stderr
+    assert "a corruption is not an adversary" in result.stderr
     assert "NOT MEASURED" in result.stdout
 
 
