@@ -1,27 +1,27 @@
 """Every error that a user can cause, in one tree; everything else is a bug and shows a traceback.
 
     FedRBNError
-    ├── ConfigError              a setting, an option, or the name of an object of one's own
+    ├── ConfigError              a setting, an option, or the name of your own object
     ├── HardwareError            a device or precision that this machine does not have
     ├── DataError                images, labels, or files of a data set
     ├── NetworkError             a network that cannot be used
-    ├── AttackError              an attack that cannot be made or called
+    ├── AttackError              an attack that cannot be created or called
     ├── StorageError             a run directory or a file in it
-    │   └── DamagedError         a checkpoint whose content is not what was written
-    ├── FederationError          clients that cannot be run, or too few of them
+    │   └── DamagedError         a checkpoint whose content has changed since it was written
+    ├── FederationError          clients that cannot run, or too few of them
     │   └── TooFewClientsError
-    ├── UploadError              what a client sent is refused
+    ├── UploadError              an upload of a client that is rejected
     ├── MessageError             a Flower message that cannot be used
-    ├── EvaluationError          an evaluation that cannot be made, compared or trusted
-    ├── FleetError               devices, and what they can do
+    ├── EvaluationError          an evaluation that cannot be done, compared or trusted
+    ├── FleetError               devices or their measurements
     ├── ModelFileError           an exported network
-    ├── OnboardingError          a new client without what it takes
+    ├── OnboardingError          a new client that lacks something its model needs
     ├── DeployError              a site of a deployment
-    ├── FigureError              a figure without what it shows
+    ├── FigureError              a figure whose results or networks are missing
     └── TrackingError            TensorBoard
 
-Each says what it got, what it expected, and what to do. Where Python has a class for the kind of mistake, the error is
-one of those too, so that `except ValueError` works as well.
+Each says what it got, what it expected, and what to do. Where Python has a built-in class for the kind of mistake, the
+error is a subclass of it too, so `except ValueError` works as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FedRBNError(Exception):
 
 
 class ConfigError(FedRBNError, ValueError):
-    """A setting that cannot be used; the message says which, what was expected, and the nearest right name."""
+    """A setting that cannot be used; the message names it, says what was expected and suggests the closest name."""
 
 
 class HardwareError(FedRBNError, ValueError):
@@ -44,31 +44,31 @@ class DataError(FedRBNError, ValueError):
 
 
 class NetworkError(FedRBNError, ValueError, RuntimeError):
-    """A network that cannot be built, converted or called as asked."""
+    """A network that cannot be built, converted or called."""
 
 
 class AttackError(FedRBNError, ValueError, TypeError):
-    """An attack that cannot be made from its settings, or that does not behave as one."""
+    """An attack that cannot be created from its settings, or that does not behave like an attack."""
 
 
 class StorageError(FedRBNError, RuntimeError):
-    """A run directory or checkpoint that cannot be used; the message says what was found and what helps."""
+    """A run directory or checkpoint that cannot be used; the message says what was found and how to fix it."""
 
 
 class FederationError(FedRBNError, RuntimeError):
-    """Clients that cannot be run or evaluated."""
+    """Clients that cannot run or cannot be evaluated."""
 
 
 class UploadError(FedRBNError, ValueError):
-    """An upload that must not reach the mean, with the client, the layer and the reason."""
+    """An upload that must not be aggregated; the message names the client, the layer and the reason."""
 
 
 class MessageError(FedRBNError, ValueError):
-    """A message that is not what both sides have agreed on."""
+    """A message that does not follow the protocol."""
 
 
 class EvaluationError(FedRBNError, ValueError):
-    """An evaluation that cannot be made, compared or trusted."""
+    """An evaluation that cannot be done, compared or trusted."""
 
 
 class FleetError(FedRBNError, ValueError):
@@ -80,15 +80,15 @@ class ModelFileError(FedRBNError, RuntimeError, ValueError):
 
 
 class OnboardingError(FedRBNError, ValueError):
-    """A new client without what its model needs."""
+    """A new client that lacks something its model needs."""
 
 
 class DeployError(FedRBNError, RuntimeError, ValueError):
-    """A site of a deployment that cannot be made or started."""
+    """A site of a deployment that cannot be created or started."""
 
 
 class FigureError(FedRBNError, ValueError):
-    """A figure without the results or networks that it shows."""
+    """A figure whose results or networks are missing."""
 
 
 class TrackingError(FedRBNError, ValueError):

@@ -1,14 +1,14 @@
-"""Files in a folder that somebody else may have filled: written whole or not at all, read up to a limit.
+"""Safe access to files in a folder with untrusted content: atomic writes, and reads up to a size limit.
 
-A run directory can be copied from anywhere. Under the name of one of its files there may be a link to a file of yours,
-a pipe that nobody writes to, or gigabytes of zeros. So whatever is below such a folder is opened through a `Folder`:
+A run directory can be copied from anywhere. One of its files may really be a link to a file of yours, a pipe that
+nobody writes to, or gigabytes of zeros. So everything below such a folder is opened through a `Folder`:
 
-- no link is followed, neither in the name nor in the folders before it (`O_NOFOLLOW`, one handle per folder);
-- only regular files are opened, and opening never waits (`O_NONBLOCK`);
-- nothing is truncated: files are replaced as a whole, or appended to if they have no other name;
-- text is read up to a limit that is checked before memory is used.
+- no link is followed, neither in the name nor in its parent folders (`O_NOFOLLOW`, one handle per folder);
+- only regular files are opened, and opening never blocks (`O_NONBLOCK`);
+- nothing is truncated: files are replaced as a whole, or appended to if they have no other hard link;
+- text is read up to a limit that is checked before memory is allocated.
 
-The folder itself is what the user named. It may be a link: a store of runs often lies on another disk.
+The folder itself is the one that the user named. It may be a link: a store of runs is often on another disk.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import BinaryIO
 from fedrbn.errors import StorageError
 
 MOST_SETTINGS = 1 << 20
-"""Bytes of a config."""
+"""Largest config file, in bytes."""
 MOST_TEXT = 1 << 27
-"""Bytes of any other text: 128 MiB are the records of 1,000 clients over 1,000 rounds."""
+"""Largest text file of any other kind, in bytes: 128 MiB hold the records of 1,000 clients over 1,000 rounds."""
 MOST_LINE = 1 << 24
-"""Bytes of one line: 16 MiB are a round of 100,000 clients."""
+"""Longest line, in bytes: 16 MiB hold a round of 100,000 clients."""
 _OWN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LEFTOVER = re.compile(r"\..*\.tmp", re.DOTALL)
 _KINDS = {
@@ -46,18 +46,18 @@ _KINDS = {
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is never seen half written, even after a crash or with a full disk."""
+    """Write a file so that no reader sees it half written, even after a crash or with a full disk."""
     Folder(path.parent).write(path.name, content)
 
 
 @dataclass(frozen=True)
 class Folder:
-    """What is below one folder. Names are relative to it, such as "clients/pen-0/3.safetensors"."""
+    """The content of one folder. Names are relative to it, such as "clients/pen-0/3.safetensors"."""
 
     path: Path
 
     def exists(self, name: str) -> bool:
-        """Whether there is anything of this name, whatever it is."""
+        """Whether anything has this name: a file, a folder, a link or something else."""
         try:
             with self._place(name) as (folder, last):
                 return _status(folder, last) is not None
@@ -67,7 +67,7 @@ class Folder:
             raise cannot_read(self.path / name, error) from error
 
     def ensure_file(self, name: str) -> None:
-        """Refuse anything of this name that is not a file of the folder's own."""
+        """Refuse anything of this name that is not a regular file inside this folder."""
         try:
             with suppress(FileNotFoundError), self._place(name) as (folder, last):
                 self._ensure_own(folder, last, name)
@@ -75,7 +75,7 @@ class Folder:
             raise cannot_read(self.path / name, error) from error
 
     def names(self, name: str = ".") -> list[str]:
-        """The names in a folder, sorted; none if it is not there."""
+        """The names in a folder, sorted; empty if the folder does not exist."""
         try:
             with self._place(f"{name}/.") as (folder, _):
                 return sorted(os.listdir(folder))  # noqa: PTH208  (of a handle)
@@ -85,11 +85,11 @@ class Folder:
             raise cannot_read(self.path / name, error) from error
 
     def leftovers(self, name: str = ".") -> list[str]:
-        """What writers that were killed have left in a folder."""
+        """Temporary files that killed writers have left in a folder."""
         return [f"{name}/{found}" for found in self.names(name) if _LEFTOVER.fullmatch(found)]
 
     def folders(self, name: str) -> list[str]:
-        """The folders in a folder, and what is there in place of one; without plain files."""
+        """Everything in a folder that is not a regular file: its folders, and links or pipes in place of one."""
         found = []
         with suppress(FileNotFoundError), self._place(f"{name}/.") as (folder, _):
             for inner in sorted(os.listdir(folder)):  # noqa: PTH208  (of a handle)
@@ -111,12 +111,12 @@ class Folder:
 
     @contextmanager
     def path_for_reading(self, name: str) -> Iterator[str]:
-        """A path for libraries that open files themselves: it leads to the very file that was looked at here."""
+        """A path for libraries that open files themselves; it leads to exactly the file that was checked here."""
         with self.reading(name) as file:
             yield f"/dev/fd/{file.fileno()}"
 
     def read(self, name: str, most: int = MOST_TEXT) -> bytes:
-        """The content of a file of at most so many bytes."""
+        """The content of a file; refused if it has more than `most` bytes."""
         with self.reading(name) as file:
             self._ensure_small(name, os.fstat(file.fileno()).st_size, most)
             content = file.read(most + 1)  # it may be growing
@@ -124,7 +124,7 @@ class Folder:
         return content
 
     def lines(self, name: str) -> Iterator[bytes]:
-        """The whole lines of a file; an end that was cut off is left out."""
+        """The complete lines of a file; a last line without its end is skipped."""
         with self.reading(name) as file:
             self._ensure_small(name, os.fstat(file.fileno()).st_size, MOST_TEXT)
             total = 0
@@ -137,12 +137,14 @@ class Folder:
                 yield line[:-1]
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file so that it is never seen half written; folders before it are made."""
+        """Write a file so that no reader sees it half written; parent folders are created."""
         self.place(self.prepare(name, content), name)
 
     def prepare(self, name: str, content: bytes) -> str:
-        """Write the content beside the file it is for, safely on disk; returns its name there. If that fails nothing is
-        left."""
+        """Write the content to a temporary file next to `name` and sync it to disk; returns the temporary name.
+
+        If writing fails, the temporary file is removed.
+        """
         path = PurePosixPath(name)
         temporary = f".{path.name}.{secrets.token_hex(4)}.tmp"
         try:
@@ -163,7 +165,7 @@ class Folder:
         return str(path.with_name(temporary))
 
     def place(self, temporary: str, name: str) -> None:
-        """Rename a prepared file into place, in place of what may be there."""
+        """Rename a prepared file to its final name; replaces an existing file."""
         try:
             self.move(temporary, name)
         except BaseException:
@@ -171,7 +173,7 @@ class Folder:
             raise
 
     def move(self, name: str, other: str) -> None:
-        """Give a file another name in the same folder, in place of a file that may be there; survives a power cut."""
+        """Rename a file within its folder; replaces an existing file and survives a power cut."""
         try:
             with self._place(other) as (folder, last):
                 self._ensure_own(folder, last, other)
@@ -181,7 +183,7 @@ class Folder:
             raise cannot_write(self.path / other, error) from error
 
     def append(self, name: str, line: str) -> None:
-        """Add a line to a file and make sure it is on disk. A crash may cut it off: readers leave out such an end."""
+        """Add a line to a file and sync it to disk. A crash may cut the line off: readers skip an incomplete line."""
         try:
             with self._place(name) as (folder, last):
                 handle = self._open(folder, last, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -194,7 +196,7 @@ class Folder:
             raise cannot_write(self.path / name, error) from error
 
     def open_lock(self, name: str, *, make: bool) -> BinaryIO | None:
-        """A file to be locked, as it is; None if it is not there and is not to be made."""
+        """Open a file to lock it, without changing it; None if it does not exist and `make` is false."""
         try:
             with self._place(name) as (folder, last):
                 flags = os.O_RDWR | os.O_CREAT if make else os.O_RDONLY
@@ -207,7 +209,7 @@ class Folder:
             raise cannot_write(self.path / name, error) from error
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a link itself; nothing if it is not there."""
+        """Remove a file, or a link itself; does nothing if it does not exist."""
         try:
             with suppress(FileNotFoundError), self._place(name) as (folder, last):
                 os.unlink(last, dir_fd=folder)
@@ -215,7 +217,7 @@ class Folder:
             raise cannot_write(self.path / name, error) from error
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder with all that is in it, or a link itself; nothing if it is not there."""
+        """Remove a folder with all its content, or a link itself; does nothing if it does not exist."""
         try:
             with suppress(FileNotFoundError), self._place(name) as (folder, last):
                 status = _status(folder, last)
@@ -228,7 +230,7 @@ class Folder:
 
     @contextmanager
     def _place(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """A handle of the folder that a name is in, and the last part of the name."""
+        """A handle of the folder that contains `name`, and the last part of the name."""
         *before, last = [*PurePosixPath(name).parts, *(["."] if name.endswith("/.") else [])]
         handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -251,7 +253,7 @@ class Folder:
         return os.open(part, os.O_RDONLY | os.O_DIRECTORY | _OWN, dir_fd=handle)
 
     def _open(self, folder: int, last: str, name: str, flags: int) -> int:
-        """Open a regular file. What else it may be is looked at before, and again in what was opened."""
+        """Open a regular file. The file type is checked before opening, and again on the open handle."""
         self._ensure_own(folder, last, name)
         handle = os.open(last, flags | _OWN, 0o666, dir_fd=folder)
         status = os.fstat(handle)
@@ -268,37 +270,37 @@ class Folder:
     def _ensure_only_name(self, name: str, status: os.stat_result) -> None:
         if status.st_nlink > 1:
             raise StorageError(
-                f"got {self.path / name}, which has {status.st_nlink} names (hard links), so that a line added here "
-                "would be added elsewhere too; expected a file of the directory's own. Put a copy in its place."
+                f"got {self.path / name}, which has {status.st_nlink} names (hard links), so a line added here would "
+                "also appear elsewhere; expected a file with one name. Replace it with a copy."
             )
 
     def _ensure_small(self, name: str, size: int, most: int, what: str = "text") -> None:
         if size > most:
             raise StorageError(
                 f"got {self.path / name} with {what} of {size:,} bytes or more; expected at most {most:,}. It was not "
-                "written by this program: put a copy back, or train again with --force."
+                "written by fedrbn: restore a copy, or train again with --force."
             )
 
 
 def cannot_read(path: Path, error: OSError) -> StorageError:
-    """What to say when a file cannot be opened."""
+    """The error for a file that cannot be opened."""
     return StorageError(
-        f"got {path}, which cannot be read ({error.strerror or error}); expected a file that can. Look at its name and "
-        "its permissions, or put a copy back."
+        f"got {path}, which cannot be read ({error.strerror or error}); expected a readable file. Check its name and "
+        "permissions, or restore a copy."
     )
 
 
 def cannot_write(path: Path, error: OSError) -> StorageError:
-    """What to say when a file cannot be written: the disk is full, or the directory read-only."""
+    """The error for a file that cannot be written: the disk is full, or the directory is read-only."""
     return StorageError(
-        f"got {path}, which cannot be written ({error.strerror or error}); expected a directory that can be written "
-        "and has room. What was there before is whole: make room or change the permissions, then continue with "
+        f"got {path}, which cannot be written ({error.strerror or error}); expected a writable directory with "
+        "free space. Existing files are intact: free some space or change the permissions, then continue with "
         "--resume, or choose another --out."
     )
 
 
 def _status(folder: int, name: str) -> os.stat_result | None:
-    """What there is of this name, without following a link; None if there is nothing."""
+    """The status of this name, without following a link; None if it does not exist."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -308,6 +310,6 @@ def _status(folder: int, name: str) -> os.stat_result | None:
 def _foreign(path: Path, status: os.stat_result, expected: str) -> StorageError:
     kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
     return StorageError(
-        f"got {path}, which is {kind}; expected {expected} of the directory's own. It may lead elsewhere and is left "
-        "alone: remove it, or put what belongs there in its place."
+        f"got {path}, which is {kind}; expected {expected} inside the directory. It may point elsewhere, so it was "
+        "not opened: remove it, or restore the original."
     )

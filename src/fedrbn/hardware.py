@@ -18,7 +18,7 @@ from fedrbn.errors import HardwareError
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Parameters of mallopt(3)."""
 _USUAL = {_M_MMAP_MAX: 65536, _M_TRIM_THRESHOLD: 128 * 1024}
-"""What glibc starts with."""
+"""Their defaults in glibc."""
 
 
 def cores() -> int:
@@ -28,9 +28,9 @@ def cores() -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread within this block, whatever the environment says.
+    """Compute with one thread within this block, whatever the environment variables say.
 
-    Threads of a server spin against its busy workers, and sums should not depend on the number of cores.
+    The threads of a server would compete with its busy workers, and sums must not depend on the number of cores.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -41,17 +41,17 @@ def one_thread() -> Iterator[None]:
 
 
 def keep_memory() -> None:
-    """Let this process keep the memory it frees, for a worker that trains: call it once, at its start.
+    """Let this process keep the memory it frees. A worker that trains calls this once, when it starts.
 
-    By default glibc returns large blocks to the system, and every step faults its gradients' pages in anew (51 MB for
-    the Digits network). Other systems' allocators are left as they are.
+    By default glibc returns large blocks to the system, so every step has to fault in the pages of its gradients again
+    (51 MB for the Digits network). Allocators of other systems are not changed.
     """
     _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1})
 
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Keep freed memory within this block, for training in somebody's own process; it is given back at the end."""
+    """Keep freed memory within this block, for training in the caller's process; it is released at the end."""
     keep_memory()
     try:
         yield
@@ -62,7 +62,7 @@ def kept_memory() -> Iterator[None]:
 
 
 def _mallopt(parameters: dict[int, int]) -> ctypes.CDLL | None:
-    """Set parameters of glibc's allocator; None where the C library is another one."""
+    """Set parameters of glibc's allocator; None with another C library."""
     libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
     if libc is None or not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):
         return None
@@ -101,7 +101,7 @@ def pick_precision(name: Literal["auto", "bfloat16"] | None, device: torch.devic
         return torch.bfloat16 if gain >= _WORTH_IT else None
     if gain == 0:
         raise HardwareError(
-            f"got run.precision = {name!r} on a {device.type} without instructions for it that work; expected a device "
+            f"got run.precision = {name!r} on a {device.type} without working bfloat16 instructions; expected a device "
             "that has them. Use run.precision = 'auto', or leave it out."
         )
     return torch.bfloat16
@@ -111,14 +111,14 @@ def pick_precision(name: Literal["auto", "bfloat16"] | None, device: torch.devic
 def bfloat16_gain() -> float:
     """How many times as fast as float32 this processor multiplies in bfloat16; 0 if it cannot.
 
-    It is tried in a process of its own: virtual machines may announce instructions (AMX) that end a process which
-    uses them, and processors with AVX512-BF16 alone differ from slower than float32 to twice as fast.
+    A separate process measures it: virtual machines may announce instructions (AMX) that crash a process which uses
+    them. Processors with only AVX512-BF16 range from slower than float32 to twice as fast.
     """
     # oneDNN accepts bfloat16 on any AVX-512 processor, but without these instructions it is several times slower.
     if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
         return 0.0
     try:
-        tried = subprocess.run(  # noqa: S603  (nothing of it comes from outside)
+        tried = subprocess.run(  # noqa: S603  (no part of it is user input)
             [sys.executable, "-c", _TRIAL], capture_output=True, text=True, check=True, timeout=_TRIAL_SECONDS
         )
         return float(tried.stdout)
@@ -127,7 +127,7 @@ def bfloat16_gain() -> float:
 
 
 _WORTH_IT = 1.2
-"""Below this, rounding to 8 binary digits is not worth the time it saves."""
+"""Below this gain, rounding to 8 binary digits is not worth the time it saves."""
 _TRIAL_SECONDS = 60
 _TRIAL = """
 import time

@@ -1,4 +1,4 @@
-"""The nouns that every part of the system shares: duties and roles, branches of batch norm, members of a federation."""
+"""The types that every part of the package shares: duties and roles, branches of batch norm, federation members."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Role(Enum):
 
     @property
     def duty(self) -> Duty:
-        """What the paper has every client of this role do."""
+        """What every client of this role does in the paper."""
         return Duty(at_share=1.0) if self is Role.AT else Duty()
 
 
@@ -32,14 +32,14 @@ class Role(Enum):
 class Duty:
     """What a client does with its batches: AT on all, on a share or on none of them; without AT, PNC with its own λ.
 
-    The paper's two roles are two duties, `Role.AT.duty` and `Role.ST.duty`. Whoever trains any share adversarially is
-    an AT user: it trains a BN_a of its own and donates it.
+    The paper's two roles are two duties, `Role.AT.duty` and `Role.ST.duty`. A client that trains any share
+    adversarially is an AT user: it trains its own BN_a and donates it.
     """
 
     at_share: float = 0.0
-    """The chance of each batch to be adversarial; the other batches of an AT user are standard training."""
+    """The probability that a batch is adversarial; the other batches of an AT user are standard training."""
     lam: float | None = None
-    """λ of Eq. 5, for a client without AT: 0 is plain standard training, None the λ of the method."""
+    """λ of Eq. 5, for a client without AT: 0 is plain standard training, None uses the method's λ."""
 
     def __post_init__(self) -> None:
         for name, value in (("at_share", self.at_share), ("lam", self.lam)):
@@ -48,7 +48,7 @@ class Duty:
         if self.at_share and self.lam is not None:
             raise ConfigError(
                 f"got a duty with at_share = {self.at_share:g} and lam = {self.lam:g}; expected one of them: a client "
-                "that trains adversarially has a BN_a of its own and does not calibrate. Leave lam out."
+                "that trains adversarially has its own BN_a and does not calibrate. Leave lam out."
             )
 
     @property
@@ -82,7 +82,7 @@ class Stats(Enum):
 
 @dataclass(frozen=True)
 class Member:
-    """What the server knows of a client: never its data, only how much of it there is."""
+    """What the server knows about a client: how much data it has, never the data itself."""
 
     id: str
     domain: str
@@ -91,5 +91,5 @@ class Member:
 
     @property
     def role(self) -> Role:
-        """Follows from its duty."""
+        """The role that its duty implies."""
         return self.duty.role

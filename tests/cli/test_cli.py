@@ -132,7 +132,7 @@ def test_a_config_file_with_options_on_top(fedrbn: Command, tiny_options: list[s
 
 def test_a_run_in_the_directory_of_another_is_refused(fedrbn: Command, tiny_options: list[str], trained: Path) -> None:
     before = (trained / "config.toml").read_bytes()
-    assert_refused(fedrbn("run", *tiny_options, "--out", str(trained)), "holds a run already", "--resume", "--force")
+    assert_refused(fedrbn("run", *tiny_options, "--out", str(trained)), "already holds a run", "--resume", "--force")
     assert (trained / "config.toml").read_bytes() == before
 
 
@@ -205,7 +205,7 @@ def test_ctrl_c_says_how_to_go_on(fedrbn: Command, tiny_options: list[str], monk
     monkeypatch.setattr(runs, "run", interrupted)
     done = fedrbn("run", *tiny_options)
     assert done.code == 130
-    assert done.err == "interrupted; no run has begun\n"
+    assert done.err == "interrupted; no run has started\n"
     monkeypatch.setattr(runs, "run", begun)
     done = fedrbn("run", *tiny_options, "--out", "my run")
     assert done.code == 130

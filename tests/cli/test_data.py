@@ -103,7 +103,7 @@ def test_check_fails_for_broken_files(photos: Path) -> None:
     (photos / "day" / "cat" / "x.png").write_bytes(b"no image")
     result = _run("check", str(photos))
     assert result.exit_code == 1
-    assert "broken files: 1\n  got day/cat/x.png, which is no JPEG, PNG or WebP" in result.output
+    assert "broken files: 1\n  got day/cat/x.png, which is not a JPEG, PNG or WebP" in result.output
 
 
 def test_check_fails_for_leaks_and_speaks_json(photos: Path) -> None:
@@ -165,4 +165,4 @@ def test_check_fails_with_one_class(photos: Path) -> None:
             path.unlink()
     result = _run("check", str(photos))
     assert result.exit_code == 1
-    assert "got training images of 1 class; expected at least two, to be told apart. Add a class." in result.output
+    assert "got training images of 1 class; expected at least two. Add a class." in result.output

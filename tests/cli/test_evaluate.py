@@ -185,7 +185,7 @@ def test_a_required_number_must_have_been_checked(text: str, columns: set[str]) 
 
 def test_a_number_that_nothing_judges_is_not_enough() -> None:
     assert objections(record_with(), parse_condition("ra[aa]>=0.5")) == [
-        "requirement not met: ra[aa]>=0.5, because nothing judges ra[aa]"
+        "requirement not met: ra[aa]>=0.5, because no check covers ra[aa]"
     ]
     assert objections(record_with(line(True, "ra[aa]")), parse_condition("ra[aa]>=0.5")) == []
 
@@ -207,8 +207,8 @@ def test_a_corruption_does_not_satisfy_a_required_robust_accuracy(run: Path) -> 
         app, ["evaluate", str(run), "--attacks", "gaussian-blur", "--require", "ra>=0", "-q", "--workers", "1"]
     )
     assert result.exit_code == 1
-    assert "requirement not met: ra>=0, because this is not measured" in result.stderr
-    assert "a corruption is no adversary" in result.stderr
+    assert "requirement not met: ra>=0, because this check was not measured" in result.stderr
+    assert "a corruption is not an adversary" in result.stderr
     assert "NOT MEASURED" in result.stdout
 
 

@@ -49,14 +49,14 @@ def test_an_option_and_a_setting_that_contradict_each_other_are_refused(argument
     [
         (
             ("attack.eps=8",),
-            "attack.eps: got 8; expected at most 1, because pixels lie in [0, 1] (did you mean 8/255",
+            "attack.eps: got 8; expected at most 1, because pixels are in [0, 1] (did you mean 8/255",
         ),
         (("method.name=FedRBN",), "Did you mean 'fedrbn'?"),
         (("method.name=Fat_BN",), "Did you mean 'fatbn'?"),
         (("method.name=fedrbn_plus",), "Did you mean 'fedrbn+'?"),
         (("method.Lam=0.1",), "did you mean 'lam'?"),
-        (("data.name=photos",), "There is no folder 'photos' here either."),
-        (("data.name=my/photos",), "got data 'my/photos', which is not a folder here"),
+        (("data.name=photos",), "There is no folder 'photos' either."),
+        (("data.name=my/photos",), "got data 'my/photos', which is not a folder;"),
     ],
 )
 def test_mistakes_in_settings_are_answered_with_what_was_meant(settings: tuple[str, ...], said: str) -> None:
@@ -148,7 +148,7 @@ def test_the_example_of_a_fleet_can_be_planned(tmp_path: Path) -> None:
     planned = CliRunner().invoke(app, ["plan", str(path), "--json"])
     assert planned.exit_code == 0, planned.output
     assert json.loads(planned.stdout)["devices"]["workstation"]["duty"] == "AT"
-    with pytest.raises(FleetError, match="is there already"):
+    with pytest.raises(FleetError, match="already exists"):
         description.write_example(path)
 
 
@@ -166,7 +166,9 @@ def test_cost_takes_data_and_method_like_run() -> None:
     assert "got nothing to count" in refused("cost")
 
 
-@pytest.mark.parametrize(("there", "says"), [(True, "continue with fedrbn run --resume "), (False, "no run has begun")])
+@pytest.mark.parametrize(
+    ("there", "says"), [(True, "continue with fedrbn run --resume "), (False, "no run has started")]
+)
 def test_an_interruption_names_the_folder(
     there: bool, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,7 +84,7 @@ def test_new_writes_both_files_once(kind: Kind, here: Path) -> None:
         assert "NAME" not in path.read_text(encoding="utf-8")
     again = CliRunner().invoke(app, ["new", kind, "mine"])
     assert isinstance(again.exception, ConfigError)
-    assert "mine.py, which is there already" in str(again.exception)
+    assert "mine.py, which already exists" in str(again.exception)
 
 
 def test_a_name_that_is_none_is_refused_with_one_that_is(here: Path) -> None:

@@ -403,7 +403,7 @@ class TestCommand:
         ("arguments", "message"),
         [
             (["nothing.toml"], "expected a TOML file of settings, one of demo, "),
-            (["benchmark", "--set", "model.width=0.5"], "whose settings are the paper's"),
+            (["benchmark", "--set", "model.width=0.5"], "which always uses the paper's settings"),
             (["{file}", "--set", "method.lam=0,1"], "got several values for method.lam"),
             (["{file}", "--scale", "paper"], "expected digits or domainnet"),
         ],

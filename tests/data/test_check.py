@@ -169,7 +169,7 @@ def test_changed_prepared_files_are_broken(tmp_path: Path, monkeypatch: pytest.M
     with np.load(path, allow_pickle=False) as archive:
         arrays = dict(archive)
     np.savez(path, **arrays)
-    assert check("office-caltech10").broken == ("dslr.npz has another sha256 than checksums.json says",)
+    assert check("office-caltech10").broken == ("dslr.npz does not have the sha256 in checksums.json",)
 
 
 @pytest.mark.slow

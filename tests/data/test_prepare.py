@@ -102,7 +102,7 @@ def test_changes_are_noticed(source: Path, out: Path) -> None:
     (path,) = prepare(source, "mnist", out)
     assert changed_files(path.parent) == []
     path.write_bytes(path.read_bytes() + b"x")
-    assert changed_files(path.parent) == ["mnist.npz has another sha256 than checksums.json says"]
+    assert changed_files(path.parent) == ["mnist.npz does not have the sha256 in checksums.json"]
     path.unlink()
     assert changed_files(path.parent) == ["mnist.npz is missing"]
 
@@ -111,7 +111,7 @@ def test_nothing_is_replaced_unasked(source: Path, out: Path) -> None:
     published.mnist(source)
     (path,) = prepare(source, "mnist", out)
     path.write_bytes(b"mine")
-    with pytest.raises(ValueError, match=r"has mnist.npz already.*--force"):
+    with pytest.raises(ValueError, match=r"already has mnist.npz.*--force"):
         prepare(source, "mnist", out)
     assert path.read_bytes() == b"mine"
     prepare(source, "mnist", out, force=True)
@@ -129,7 +129,7 @@ def test_a_failure_leaves_nothing_behind(source: Path, out: Path) -> None:
 def test_unknown_kinds_and_places(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got --as 'cifar'; expected one of mnist, svhn"):
         prepare(tmp_path, "cifar", tmp_path)
-    with pytest.raises(ValueError, match=r"which is not there; expected the folder with train_32x32.mat"):
+    with pytest.raises(ValueError, match=r"which does not exist; expected the folder with train_32x32.mat"):
         prepare(tmp_path / "nowhere", "svhn", tmp_path)
 
 

@@ -138,7 +138,7 @@ def test_svhn_files_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"got labels \[ 1 11\]"):
         mat.read_svhn(tmp_path)
     (tmp_path / "train_32x32.mat").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(600))
-    with pytest.raises(ValueError, match=r"no MATLAB version 5 file.*-v7.3"):
+    with pytest.raises(ValueError, match=r"not a MATLAB version 5 file.*-v7.3"):
         mat.read_svhn(tmp_path)
 
 

@@ -129,14 +129,14 @@ def test_class_names_come_from_the_feature() -> None:
         ({"test": []}, "got 0 test partitions for 1 partitions"),
         ({"validation": 1.0}, "got validation = 1.0; expected at least 0 and less than 1"),
         ({"test_share": -0.1}, "got test_share = -0.1"),
-        ({"image": "img"}, r"got an item with image, label in partition 0; expected 'img'.*Say which"),
+        ({"image": "img"}, r"got an item with image, label in partition 0; expected 'img'.*Name the keys"),
         (
             {"partitions": [Rows([_flat(0, 0), _flat(1, 1, side=5)])]},
             "got an image of 5 x 5 .*expected 4 x 4.*image_size",
         ),
         (
             {"partitions": [Rows([{"image": np.full((4, 4), 2.0), "label": 0}])]},
-            "got float pixels from 2 to 2 as item 0 of partition 0; expected 0 to 1. Leave out Normalize",
+            "got float pixels from 2 to 2 as item 0 of partition 0; expected 0 to 1. Remove Normalize",
         ),
         ({"partitions": [Rows([{"image": None, "label": 0}])]}, "image of object"),
         ({"at": ("zebra",)}, "got 'zebra' in federation.at"),
@@ -185,7 +185,7 @@ def test_a_tensor_data_set_of_pytorch() -> None:
         ((torch.rand(3, 4, 4), "cat"), r"got the label 'cat' as item 0"),
         ((torch.rand(3, 4, 4), 1, 2), r"got tuple of 3 as item 0 of partition 0; expected a pair"),
         (torch.rand(3, 4, 4), r"got Tensor as item 0"),
-        ((torch.randn(3, 40, 40) * 9, 1), r"got float pixels from -.*Leave out Normalize"),
+        ((torch.randn(3, 40, 40) * 9, 1), r"got float pixels from -.*Remove Normalize"),
         ((torch.rand(3, 4, 4).long(), 1), r"got an image of int64 and shape \(4, 4, 3\)"),
     ],
 )
@@ -231,7 +231,9 @@ def test_the_config_may_choose_other_roles(fleet: Federation, at: object, expect
      {"partition": Partition(labels={"concentration": 1})}],
 )  # fmt: skip
 def test_a_ready_federation_is_not_divided_again(fleet: Federation, settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=rf"got federation.{next(iter(settings))} with data that are a federation"):
+    with pytest.raises(
+        ValueError, match=rf"got federation.{next(iter(settings))} with data that are already a federation"
+    ):
         build(fleet, FederationConfig(**settings), seed=1)
 
 
@@ -279,7 +281,7 @@ _OTHER = Samples(torch.zeros(3, 3, 5, 5, dtype=torch.uint8), torch.zeros(3, dtyp
     ("clients", "message"),
     [
         ((), "expected at least one"),
-        ((_client(), _client()), "each with an id of its own"),
+        ((_client(), _client()), "each with a unique id"),
         ((_client(domain="e"),), r"clients of the domains \['e'\] in a federation of \['d'\]"),
         ((_client(train=1),), "got 1 training image for client 'a'"),
         ((_client(train=0),), "no images in the train part of client 'a'"),

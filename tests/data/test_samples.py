@@ -35,7 +35,7 @@ def test_one_label_per_image() -> None:
     ("domains", "message"),
     [
         ((), "at least one"),
-        ((Domain("a", _samples(), _samples(), "a"), Domain("a", _samples(), _samples(), "b")), "name of its own"),
+        ((Domain("a", _samples(), _samples(), "a"), Domain("a", _samples(), _samples(), "b")), "with a unique name"),
         ((Domain("a", _samples(), _samples(0), "a"),), "no images in the test part of 'a'"),
         ((Domain("a", _samples(), _samples(side=5), "a"),), r"\(3, 5, 5\).*expected \(3, 4, 4\)"),
         ((Domain("a", _samples(label=2), _samples(), "a"),), "labels from 2 to 2.*expected 0 to 1"),

@@ -260,8 +260,8 @@ def test_an_attack_through_another_branch_is_found(
 
 def test_a_corruption_and_local_search_are_not_measured(of_robust: Tensors) -> None:
     for attack, reason in (
-        (Oblivious(Corruption("gaussian-blur")), "a corruption is no adversary, so this is no robust accuracy"),
-        (LocalSearch(), "local search has no ε, so nothing says how strong it should be"),
+        (Oblivious(Corruption("gaussian-blur")), "a corruption is not an adversary, so this is not a robust accuracy"),
+        (LocalSearch(), "local search has no ε, so there is no reference for its strength"),
     ):
         check = verdicts(of_robust, attack)["the attack is as strong as a reference"]
         assert (check.passed, check.detail, check.column) == (None, reason, "ra")
@@ -327,10 +327,10 @@ def test_the_worst_of_all_branches_is_judged_by_the_worst_of_all_branches() -> N
 
 
 def test_too_few_images_and_a_missing_package_are_not_measured() -> None:
-    few = judged(needed=256)["the comparisons rest on enough images"]
+    few = judged(needed=256)["the comparisons use enough images"]
     assert (few.passed, few.allowed) == (None, "at least 256")
     assert few.detail == "only 200 images: raise --samples or --subset"
-    assert judged()["the comparisons rest on enough images"].detail == "200 images, all there are"
+    assert judged()["the comparisons use enough images"].detail == "200 images, all available"
     search = judged(without="check search 25.5/255")["black-box search is not much stronger"]
     assert search.passed is None
     assert "pip install" in search.detail

@@ -245,7 +245,7 @@ def test_measured_rounds_of_a_run(fleet_file: Path, trained: Path) -> None:
     assert {name: c["duty"] for name, c in checks.items()} == {"pen-0": "AT", "pen-1": "PNC, λ = 0.5"}
     assert checks["pen-1"]["measured"] == times[1]  # the median of three
     assert checks["pen-1"]["ratio"] == pytest.approx(times[1] / checks["pen-1"]["predicted"])
-    with pytest.raises(ConfigError, match="Name the devices like the clients"):
+    with pytest.raises(ConfigError, match="Use the clients' ids for the devices"):
         description.check((device("stranger"),), WORKLOAD, measured_seconds(trained))
 
 
@@ -265,7 +265,7 @@ def test_a_plan_that_leaves_somebody_out_is_not_written() -> None:
     devices = (device("slow"), device("fast", speed=1e9))
     with pytest.raises(FleetError, match="got a plan without a duty for 'slow'"):
         description.duties_of(plan(devices, WORKLOAD, 0.15))
-    with pytest.raises(FleetError, match="nobody trains adversarially"):
+    with pytest.raises(FleetError, match="no device trains adversarially"):
         description.duties_of(plan([device()], WORKLOAD, 0.4))
 
 

@@ -139,7 +139,7 @@ def test_refusals(trained: Path, files: dict[str, Exported], tmp_path: Path) -> 
         export_client(trained, "pen-1", tmp_path / "a.pth")
     with pytest.raises(ModelFileError, match="can run code"):
         read(files[".pt2"].path)
-    with pytest.raises(ModelFileError, match="no file"):
+    with pytest.raises(ModelFileError, match="which is not a file"):
         read(tmp_path / "absent.onnx")
 
 

@@ -195,7 +195,7 @@ def test_methods_without_local_batch_norm_are_explained(
     tiny: Callable[..., Experiment], tmp_path: Path, digits: DataSet
 ) -> None:
     fedrbn.run(tiny(method={"name": "fatavg"}, train={"rounds": 1}), tmp_path / "run")
-    with pytest.raises(OnboardingError, match="one batch norm for everybody"):
+    with pytest.raises(OnboardingError, match="one batch norm for all clients"):
         onboard(fedrbn.load(tmp_path / "run"), digits.domains[0].train.images)
 
 

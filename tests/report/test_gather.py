@@ -90,7 +90,7 @@ def test_failures_warnings_and_stops_are_told(copied: Path) -> None:
     [
         ("evaluations.jsonl", '{"method": "fedrbn"}', r"evaluations.jsonl.*Field required.*leave that directory out"),
         ("rounds.jsonl", '{"round": "x", "clients": {}}', r"rounds.jsonl.*round: Input should be a valid integer"),
-        ("rounds.jsonl", "[1]", r"rounds.jsonl.*expected one object a line"),
+        ("rounds.jsonl", "[1]", r"rounds.jsonl.*expected one object per line"),
         ("federation.json", "{}", r"federation.json.*cannot be read"),
     ],
 )

@@ -82,7 +82,7 @@ def test_no_checkpoint_yet(directory: RunDirectory) -> None:
 
 
 def test_a_second_run_in_the_directory_is_refused_with_the_ways_out(directory: RunDirectory) -> None:
-    with pytest.raises(StorageError, match=r"holds a run already.*--resume.*--force.*--out"):
+    with pytest.raises(StorageError, match=r"already holds a run.*--resume.*--force.*--out"):
         RunDirectory.create(directory.path, Experiment())
 
 
@@ -106,7 +106,7 @@ def test_force_removes_the_run_and_nothing_else(directory: RunDirectory) -> None
 
 def test_force_does_not_pull_a_run_away_from_the_process_that_writes_it(directory: RunDirectory) -> None:
     directory.save("last", state(), None)
-    with directory.locked(), pytest.raises(StorageError, match="another process is writing"):
+    with directory.locked(), pytest.raises(StorageError, match="another process is using"):
         RunDirectory.create(directory.path, Experiment(), force=True)
     assert directory.checkpoint("last") is not None
 
@@ -137,7 +137,7 @@ def test_an_empty_directory_and_one_where_a_run_was_killed_at_birth_are_accepted
 def test_only_one_process_may_write(directory: RunDirectory) -> None:
     with (
         directory.locked(),
-        pytest.raises(StorageError, match="another process is writing"),
+        pytest.raises(StorageError, match="another process is using"),
         RunDirectory.open(directory.path).locked(),
     ):
         pytest.fail("the second got in")
@@ -154,7 +154,7 @@ def test_writes_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
-        with pytest.raises(StorageError, match=r"cannot be written \(no space left\); expected .* make room"):
+        with pytest.raises(StorageError, match=r"cannot be written \(no space left\); expected .* free some space"):
             write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "the temporary file is gone"
@@ -253,7 +253,7 @@ def damage(directory: RunDirectory, name: str) -> None:
 def test_a_damaged_checkpoint_is_found_out_and_the_one_before_it_used(directory: RunDirectory) -> None:
     write(directory, (1, 1), (2, 1), (3, 1))
     damage(directory, "last")
-    with pytest.warns(StorageWarning, match=r"digest is not that of its content.*The run goes on from round 2"):
+    with pytest.warns(StorageWarning, match=r"digest does not match its content.*The run continues from round 2"):
         recover(directory)
     assert rounds_in(directory) == (2, 1)
     assert [record["round"] for record in directory.records("rounds.jsonl")] == [1, 2]
@@ -288,7 +288,7 @@ def test_with_a_damaged_best_state_the_run_goes_back_behind_it(directory: RunDir
     """Round 3 was the best so far; the checkpoint of round 2 speaks of round 1, which is still there."""
     write(directory, (1, 1), (2, 1), (3, 3))
     damage(directory, "best")
-    with pytest.warns(StorageWarning, match=r"best\.safetensors.*goes on from round 2"):
+    with pytest.warns(StorageWarning, match=r"best\.safetensors.*continues from round 2"):
         recover(directory)
     assert rounds_in(directory) == (2, 1)
 
@@ -306,7 +306,7 @@ def test_nothing_whole_is_refused_and_nothing_removed(directory: RunDirectory) -
 def test_a_best_state_that_is_gone_is_refused(directory: RunDirectory) -> None:
     write(directory, (1, 1), (2, 1), (3, 1))
     (directory.path / "best.safetensors").unlink()
-    with pytest.raises(StorageError, match=r"without the best state.*from the beginning, to the same result"):
+    with pytest.raises(StorageError, match=r"without the best state.*from the beginning and gives the same result"):
         recover(directory)
 
 
@@ -336,7 +336,7 @@ def test_a_full_disk_is_an_error_with_a_remedy_and_what_was_there_stays(director
     before = {path.name: path.read_bytes() for path in directory.path.iterdir()}
     with (
         room_for(len(before["rounds.jsonl"]) + 5),
-        pytest.raises(StorageError, match=r"cannot be written \(File too large\); expected .* make room"),
+        pytest.raises(StorageError, match=r"cannot be written \(File too large\); expected .* free some space"),
     ):
         WRITES[what](directory)
     after = {path.name: path.read_bytes() for path in directory.path.iterdir()}
@@ -447,6 +447,9 @@ def test_the_answers_of_the_newest_evaluation(directory: RunDirectory) -> None:
 def test_named_tensors(directory: RunDirectory) -> None:
     directory.save_tensors("answers/0.safetensors", {"pen-0/clean": torch.tensor([True, False])})
     assert directory.load_tensors("answers/0.safetensors")["pen-0/clean"].tolist() == [True, False]
-    for name, expected in (("answers/1.safetensors", "expected a file"), ("config.toml", "expected safetensors")):
+    for name, expected in (
+        ("answers/1.safetensors", "expected a readable file"),
+        ("config.toml", "expected safetensors"),
+    ):
         with pytest.raises(StorageError, match=expected):
             directory.load_tensors(name)

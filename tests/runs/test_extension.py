@@ -99,9 +99,9 @@ def test_an_interrupted_extension_is_completed_by_repeating_it(
 @pytest.mark.parametrize(
     ("rounds", "settings", "message"),
     [
-        (2, {}, r"got --rounds 2 for a run of 3 rounds; .*Start another one with fedrbn run --rounds 2"),
+        (2, {}, r"got --rounds 2 for a run of 3 rounds; .*Start another run with fedrbn run --rounds 2"),
         (5, {"train": {"schedule": "cosine"}}, r"with train\.schedule = 'cosine', whose learning rates depend"),
-        (5, {"method": {"name": "finetune", "affine_steps": None}}, r"method 'finetune', whose second phase begins"),
+        (5, {"method": {"name": "finetune", "affine_steps": None}}, r"method 'finetune', whose second phase starts"),
     ],
 )
 def test_what_would_have_begun_otherwise_is_refused(
@@ -121,7 +121,7 @@ def test_a_store_does_not_give_an_extended_run_for_the_shorter_one(three: Path, 
     assert complete(SweepCell("", experiment), tmp_path)["key"] == experiment.key()
     with RunDirectory.open(former).locked():
         extension.extend(RunDirectory.open(former), 5)
-    with pytest.raises(StorageError, match=r"holds another experiment by now .*differs in train\.rounds"):
+    with pytest.raises(StorageError, match=r"holds another experiment \(.*differs in train\.rounds"):
         place(tmp_path, experiment)
 
 

@@ -142,7 +142,7 @@ def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before_to_the_same
     else:
         changed = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         file.write_bytes({"a changed byte": changed, "cut in the middle": content[:middle], "empty": b""}[harm])
-        with pytest.warns(StorageWarning, match=r"last\.safetensors, which cannot be read.*goes on from round 2"):
+        with pytest.warns(StorageWarning, match=r"last\.safetensors, which cannot be read.*continues from round 2"):
             runs.resume(path)
     assert_same_run(trained, path)
 

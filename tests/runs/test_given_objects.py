@@ -64,9 +64,9 @@ def test_a_network_without_batch_norm_is_trained_resumed_evaluated_and_loaded(tm
 def test_without_the_objects_the_remedy_is_said(tmp_path: Path) -> None:
     data = DataSet("halves", (Domain("one", samples(32, 1), samples(8, 2), "one"),), ("left", "right"))
     fedrbn.run(fedrbn.make(SETTINGS), tmp_path / "run", network=network(), data=data)
-    with pytest.raises(ValueError, match=r"whose network was given in Python .* Pass network=…"):
+    with pytest.raises(ValueError, match=r"whose network was passed as a Python object.* Pass network=…"):
         fedrbn.load(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"whose data was given in Python .* Pass data=…"):
+    with pytest.raises(ValueError, match=r"whose data was passed as a Python object.* Pass data=…"):
         fedrbn.evaluate(tmp_path / "run", network=network())
 
 

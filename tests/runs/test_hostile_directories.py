@@ -286,7 +286,7 @@ class TestFolder:
     def test_a_file_with_another_name_elsewhere_is_not_added_to(self, tmp_path: Path) -> None:
         (tmp_path / "precious").write_text("mine\n")
         (tmp_path / "x").hardlink_to(tmp_path / "precious")
-        with pytest.raises(StorageError, match=r"has 2 names \(hard links\).*Put a copy in its place"):
+        with pytest.raises(StorageError, match=r"has 2 names \(hard links\).*Replace it with a copy"):
             Folder(tmp_path).append("x", "line")
         assert (tmp_path / "precious").read_text() == "mine\n"
 

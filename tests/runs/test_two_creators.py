@@ -48,7 +48,7 @@ def test_one_of_many_gets_the_directory(force: bool, tmp_path: Path) -> None:
         seed, own, on_disk = winners[0]
         assert seed == own == on_disk == RunDirectory.open(path).experiment().run.seed
         for _, _, message in (answer for answer in answers if answer[1] is None):
-            assert "another process is writing" in message or "holds a run already" in message
+            assert "another process is using" in message or "already holds a run" in message
 
 
 def test_a_place_that_is_no_run_gets_no_lock(tmp_path: Path) -> None:

@@ -156,5 +156,5 @@ def test_watching_a_dead_run_names_the_remedy(begun: RunDirectory) -> None:
     shown = CliRunner().invoke(app, ["watch", str(begun.path), "--every", "0.1"])
     assert shown.exit_code == 1
     assert shown.stdout == ""
-    assert "is not alive: 0 of 4 rounds are finished" in shown.stderr
+    assert "has stopped: 0 of 4 rounds are finished" in shown.stderr
     assert f"fedrbn run --resume {begun.path}" in shown.stderr

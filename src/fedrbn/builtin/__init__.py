@@ -1,8 +1,8 @@
-"""Everything that a setting can name: methods, attacks, aggregation rules, networks and data sets, a table of each.
+"""Everything that a setting can name: one table each of methods, attacks, aggregation rules, networks and data sets.
 
-An entry says where the code is and what it does. The code is imported when it is first used, so that the command line
-can list all names at once. To add something, write it in a file of its own and add its line to the table: help texts,
-`fedrbn settings`, `docs/configuration.md` and "did you mean" read the tables.
+An entry says where the code is and what it does. The code is imported when it is first used, so the command line can
+list all names quickly. To add something, write it in its own file and add a line to the table: help texts, `fedrbn
+settings`, `docs/configuration.md` and "did you mean" read the tables.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ OWN = "package.module:object"
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """One line of a table; it is called like the function that it stands for."""
+    """One entry of a table; calling it calls the function that it refers to."""
 
     reference: str
     """Where that function (or class) is, as module:name."""
     summary: str
-    """What it is, in half a line."""
+    """A short description."""
 
     def load(self) -> Any:
         """The function itself."""
@@ -36,5 +36,5 @@ class BuiltIn:
 
 
 def alternatives(names: Iterable[str], *others: str) -> str:
-    """The names as help texts list them, then what else is accepted: `a, b, or package.module:object`."""
+    """The names for a help text, and the other accepted forms: `a, b, or package.module:object`."""
     return f"{', '.join([*names, *others])}, or {OWN}"

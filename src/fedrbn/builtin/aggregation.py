@@ -1,6 +1,6 @@
-"""The rules that `train.aggregation` can name: each a function that returns the rule.
+"""The rules that `train.aggregation` can name; each entry is a function that returns the rule.
 
-A parameter with the name of a setting in `[train]` makes it a setting of the rule: it gets the value if there is one.
+A parameter that has the name of a setting in `[train]` receives the value of that setting, if it is set.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ RULES: Mapping[str, BuiltIn] = {
     "krum": BuiltIn(f"{_HOME}.rules:krum", "the upload closest to its neighbours"),
     "multi-krum": BuiltIn(f"{_HOME}.rules:multi_krum", "the mean of the uploads closest to their neighbours"),
     "geometric-median": BuiltIn(f"{_HOME}.robust:GeometricMedian", "RFA: the point closest to all uploads"),
-    "norm-bound": BuiltIn(f"{_HOME}.robust:NormBound", "the mean of updates cut to a length"),
+    "norm-bound": BuiltIn(f"{_HOME}.robust:NormBound", "the mean of updates with bounded norm"),
 }

@@ -1,7 +1,7 @@
 """The attacks that `attack.name` and `fedrbn evaluate --attacks` can name, and the paper's settings of them.
 
-Each is a function that returns the attack. Its parameters that are numbers, text or switches are the settings that a
-text such as `pgd:steps=50,eps=8/255` can give.
+Each entry is a function that returns the attack. Its parameters that are numbers, text or booleans are the settings
+that a text such as `pgd:steps=50,eps=8/255` can set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ON_LOSS: Mapping[str, BuiltIn] = {
     "mia": BuiltIn("fedrbn.attacks.pgd:mia", "the momentum iterative attack"),
     "fgsm-rs": BuiltIn("fedrbn.attacks.pgd:fgsm_rs", "one step from a random start"),
 }
-"""Attacks on any loss, `attack(loss, x, generator)`: clients can train with them, too."""
+"""Attacks on any loss, `attack(loss, x, generator)`: clients can also train with them."""
 
 ON_LOGITS: Mapping[str, BuiltIn] = {
     "autoattack": BuiltIn("fedrbn.attacks.autoattack:autoattack", "AutoAttack, an ensemble of four"),
@@ -31,7 +31,7 @@ CORRUPTIONS: Mapping[str, BuiltIn] = {
     "contrast": BuiltIn("fedrbn.attacks.corruptions:contrast", "less contrast"),
     "pixelate": BuiltIn("fedrbn.attacks.corruptions:pixelate", "fewer pixels"),
 }
-"""Common corruptions, which know nothing of the network: for evaluation only."""
+"""Common corruptions, which do not use the network: for evaluation only."""
 
 PAPER: Mapping[str, str] = {
     "pgd-7": "pgd:steps=7,step=2/255",
@@ -42,10 +42,10 @@ PAPER: Mapping[str, str] = {
     "aa": "autoattack:version=standard",
     "lsa-7": "lsa:rounds=7",
 }
-"""The attacks of the paper, of its training (pgd-7) and of its table of attacks; ε is the run's own unless given.
+"""The attacks of the paper's training (pgd-7) and of its table of attacks; ε is the run's unless given.
 
-The paper gives the step of 2/255 for 7 steps only. It is kept for the others: 20 steps reach 40/255 and 100 steps
-200/255, more than the ball is wide (32/255 and 16/255), so every start can reach every point.
+The paper states the step size of 2/255 only for 7 steps. We use it for the others too: 20 steps reach 40/255 and 100
+steps 200/255, more than the width of the ball (32/255 and 16/255), so every start can reach every point.
 """
 
 PAPER_TABLE = (
@@ -56,7 +56,7 @@ PAPER_TABLE = (
     "aa:eps=8/255",
     "lsa-7",
 )
-"""The paper's table of attacks, each at the ε that it has there."""
+"""The paper's table of attacks, each with the ε of that table."""
 
 FAMILIES: Mapping[str, BuiltIn] = {**ON_LOSS, **ON_LOGITS, **CORRUPTIONS}
 """Every attack and corruption."""

@@ -1,4 +1,4 @@
-"""The data sets that `data.name` can name, each a function of image_size, and the defaults that fit data."""
+"""The data sets that `data.name` can name, each a function of image_size, and their default settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrbn.builtin import BuiltIn
 
 @dataclass(frozen=True, kw_only=True)
 class Description(BuiltIn):
-    """What is known of a data set before it is loaded."""
+    """What is known about a data set before it is loaded."""
 
     domains: tuple[str, ...]
     train: tuple[int, ...]
@@ -22,9 +22,9 @@ class Description(BuiltIn):
     needs_files: bool
     """Whether FEDRBN_DATA must point to prepared files."""
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Settings, by section, that differ from the paper's Digits unless the user says otherwise.
+    """Default settings, by section, that differ from the paper's for Digits.
 
-    Options of the method are FedRBN's: other methods do not have them, and start from their own values.
+    Options of the method apply to FedRBN only: other methods have their own defaults.
     """
 
 
@@ -54,7 +54,7 @@ AVAILABLE: Mapping[str, Description] = {
     ),
     "office-caltech10": Description(
         reference="fedrbn.data.sets.photographs:office_caltech10",
-        summary="photographs of ten kinds of object; split 80/20 within each class",
+        summary="photographs of ten classes of objects; split 80/20 within each class",
         domains=("amazon", "caltech", "dslr", "webcam"),
         train=(766, 898, 126, 237),
         test=(192, 225, 31, 58),
@@ -68,7 +68,7 @@ AVAILABLE: Mapping[str, Description] = {
     ),
     "domainnet": Description(
         reference="fedrbn.data.sets.photographs:domainnet",
-        summary="the paper's DomainNet: ten kinds of thing in six styles",
+        summary="the paper's DomainNet: ten classes of objects in six styles",
         domains=("real", "clipart", "infograph", "painting", "quickdraw", "sketch"),
         train=(),
         test=(),
@@ -89,9 +89,9 @@ OWN_DATA: Mapping[str, Mapping[str, Any]] = {
     "train": {"rounds": 60, "batch_size": 16, "lr": 0.05, "validate_every": 5},
     "method": {"clip": 10.0},
 }
-"""Defaults for somebody's own data: a network for images of any size, and every image used.
+"""Defaults for your own data: a network for images of any size, and all images are used.
 
-A quarter of ResNet18's width trains on a CPU; who has a GPU can set `model.width = 1`.
+A quarter of ResNet18's width trains on a CPU; with a GPU you can set `model.width = 1`.
 """
 
 FOLDER: Mapping[str, Mapping[str, Any]] = {
@@ -99,15 +99,15 @@ FOLDER: Mapping[str, Mapping[str, Any]] = {
     "data": {"image_size": 64},
     "federation": {**OWN_DATA["federation"], "users_per_domain": 2, "at": 0.5},
 }
-"""Defaults for a folder of images. From 64 pixels on, ResNet18 begins with a stem that makes them cheaper than 32."""
+"""Defaults for a folder of images. At 64 pixels or more, ResNet18's stem makes them cheaper than at 32."""
 
 
 def folder_named(name: str) -> Path | None:
-    """The folder that a data name means; None if it is a data set's name, or no folder."""
+    """The folder that a data name refers to; None if it is the name of a data set, or not a folder."""
     if name in AVAILABLE:
         return None
     try:
         path = Path(name).expanduser()
-    except RuntimeError:  # ~somebody who is not known here
+    except RuntimeError:  # ~user of an unknown user
         return None
     return path if path.is_dir() else None

@@ -1,4 +1,4 @@
-"""Files of settings that are part of the package. Wherever a file of settings is asked for, the name is enough."""
+"""Settings files that are part of the package. Wherever a settings file is expected, the name is enough."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ app = typer.Typer(
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Federated Robustness Propagation: clients that can afford adversarial training make the others robust too."""
@@ -81,15 +81,15 @@ app.add_typer(deploy.app, name="deploy")
 
 
 _HOW_TO_CONTINUE = {
-    "compare": "repeat the command to continue: finished runs are used again",
-    "demo": "repeat the command to continue: finished runs are used again",
-    "reproduce": "repeat the command to continue: finished runs are used again",
+    "compare": "repeat the command to continue: finished runs are reused",
+    "demo": "repeat the command to continue: finished runs are reused",
+    "reproduce": "repeat the command to continue: finished runs are reused",
 }
 
 
 def main() -> None:
     """Entry point: an error that a user can fix is one message on stderr, never a traceback."""
-    sys.path.insert(0, str(Path.cwd()))  # so that package.module:object finds the user's own files
+    sys.path.insert(0, str(Path.cwd()))  # so that package.module:object finds files in the current folder
     try:
         app()
     except FedRBNError as error:
@@ -97,14 +97,14 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        _end(  # any command may be given such a name, wherever it first meets the file system
+        _end(  # any command may get such a name, and fails where it first uses it
             f"got {error.filename!r}, a name that is too long for the file system; expected at most 255 bytes between "
             "two slashes. Choose a shorter one."
         )
     except MemoryError:
         _end(
-            "got something that needs more memory than there is; expected it to fit. Use fewer or smaller images, a "
-            "smaller batch_size or model.width, or fewer workers."
+            "got a task that needs more memory than this machine has; expected it to fit. Use fewer or smaller images, "
+            "a smaller batch_size or model.width, or fewer workers."
         )
     except SystemExit as end:
         if end.code == 130:  # typer's code for Ctrl-C
@@ -114,13 +114,13 @@ def main() -> None:
 
 
 def _said(end: BaseException | None) -> str:
-    """What the interruption behind the end of the program says; nothing if it says nothing."""
+    """The message of the interruption that ended the program; empty if it has none."""
     while end is not None and not isinstance(end, KeyboardInterrupt):
         end = end.__cause__ or end.__context__
     return "" if end is None else str(end)
 
 
 def _end(message: str) -> NoReturn:
-    """End the program with an error that the caller can fix."""
+    """Print an error that the user can fix, and exit."""
     echo(f"error: {message}", err=True)
     sys.exit(2)

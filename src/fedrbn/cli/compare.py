@@ -32,13 +32,11 @@ def compare(
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; the table shows mean ± std.")] = "1",
     data: DataName = None,
     rounds: Rounds = None,
-    out: Annotated[Path, typer.Option(help="Store of runs; a run that is there already is used, not repeated.")] = Path(
-        "runs"
-    ),
+    out: Annotated[Path, typer.Option(help="Store of runs; a run that it already holds is reused.")] = Path("runs"),
     workers: Workers = None,
     settings: Settings = None,
     report: Annotated[
-        Path | None, typer.Option(help="Also write a page about these runs to this file, as fedrbn report does.")
+        Path | None, typer.Option(help="Also write an HTML report about these runs to this file.")
     ] = None,
     track: Track = None,
     as_json: AsJson = False,
@@ -46,7 +44,7 @@ def compare(
 ) -> None:
     """Run several methods on the same federation and seeds and print one table.
 
-    Comma lists in --set make a sweep: --set method.lam=0,0.5,1. Interrupted comparisons continue where they stopped.
+    Lists in --set define a sweep: --set method.lam=0,0.5,1. An interrupted comparison continues where it stopped.
     """
     from fedrbn import config
     from fedrbn.evaluation.records import EvaluationRecord
@@ -60,7 +58,7 @@ def compare(
     values = config.with_settings(config.read(config_file) if config_file else {}, given(named))
     todo = sweep.cells(values, listed(methods), wanted, seed_numbers(seeds))
     groups: dict[str, list[dict[str, Any]]] = {}
-    say(f"{len(todo)} run(s); those finished before are in {out}", quiet)
+    say(f"{len(todo)} run(s); finished ones in {out} are reused", quiet)
     for cell in todo:
         tracked = trackers(track, directory_of(cell.experiment, out))
         with watching(f"{cell.row} seed {cell.experiment.run.seed}", quiet, *tracked) as watcher:

@@ -1,4 +1,4 @@
-"""fedrbn cost: what an experiment costs, before it runs."""
+"""fedrbn cost: predict the cost of an experiment before it runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def cost(
     data: DataName = None,
     scale: Annotated[
         Literal["paper"] | None,
-        typer.Option(help="paper: the paper's sizes instead of those of our files; benchmark has no others."),
+        typer.Option(help="paper: count with the paper's data sizes instead of ours; benchmark always does."),
     ] = None,
     settings: Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """MACs per epoch, as the paper counts and as they are executed, and bytes per round and client. Needs no images."""
+    """Count MACs per epoch, the paper's way and as executed, and bytes per round and client. Needs no images."""
     from fedrbn.config import ConfigError
 
     if subject != BENCHMARK:
@@ -52,12 +52,12 @@ def cost(
         return
     if settings or method or data:
         raise ConfigError(
-            "got --set, --method or --data with benchmark, whose settings are the paper's; expected it alone, or a "
-            "TOML file of settings."
+            "got --set, --method or --data with benchmark, which always uses the paper's settings; expected benchmark "
+            "alone, or a TOML file of settings."
         )
     from fedrbn.cost.paper import benchmark, free_at_total
 
-    say("counting; AlexNet takes some seconds", quiet=as_json)
+    say("counting; AlexNet takes a few seconds", quiet=as_json)
     cells, free = list(benchmark()), free_at_total()
     print_json(benchmark_values(cells, free)) if as_json else show_benchmark(cells, free)
 
@@ -73,7 +73,7 @@ def cost_of_config(
     refuse_contradictions(named, chosen)
     swept = next((f"{section}.{key}" for section, key, values in chosen if len(values) > 1), None)
     if swept is not None:
-        raise config.ConfigError(f"got several values for {swept}; expected one. Ask for one cost at a time.")
+        raise config.ConfigError(f"got several values for {swept}; expected one. Count one experiment at a time.")
     values = config.with_settings(
         config.read(path) if path else {},
         [*((section, key, values[0]) for section, key, values in chosen), *given(named)],

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from fedrbn.data import Description
     from fedrbn.data.check import Report
 
-app = typer.Typer(help="Look at data, check them, prepare downloads.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="List, preview and check data sets; prepare downloads.", no_args_is_help=True, rich_markup_mode=None
+)
 Name = Annotated[str, typer.Argument(metavar="DATA", help="A data set, a folder, or package.module:object.")]
 _MOST_LISTED = 20
 
 
 @app.command("list")
 def list_() -> None:
-    """Data sets, their domains and sizes, and whether they can be used here."""
+    """List data sets, their domains and sizes, and whether they are available here."""
     from rich.table import Table
 
     from fedrbn.data import AVAILABLE
@@ -48,10 +50,10 @@ def list_() -> None:
 @app.command()
 def preview(
     name: Name,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write.")] = Path("sheet.png"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The image file to write.")] = Path("sheet.png"),
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
 ) -> None:
-    """Write a contact sheet: a strip of images for each domain."""
+    """Write a contact sheet: a row of images for each domain."""
     from fedrbn import data
     from fedrbn.data.federation import pooled
     from fedrbn.data.preview import contact_sheet
@@ -69,7 +71,7 @@ def check(
 ) -> None:
     """Count images by domain and class, and find broken files and images that are in both train and test.
 
-    Exit code 1 if a file is broken, a test image is also a training image, pixel by pixel, or there is one class only.
+    Exit code 1 if a file is broken, a test image is identical to a training image, or there is only one class.
     """
     from dataclasses import asdict
 
@@ -87,12 +89,14 @@ def check(
 @app.command()
 def prepare(
     source: Annotated[Path | None, typer.Argument(help="The folder with the downloaded files (or one zip).")] = None,
-    kind: Annotated[str | None, typer.Option("--as", help="Which data set the files are; --where lists them.")] = None,
+    kind: Annotated[
+        str | None, typer.Option("--as", help="The data set that the files belong to; --where lists the choices.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write (default: $FEDRBN_DATA).")] = None,
-    where: Annotated[bool, typer.Option("--where", help="Say what to download, and whose it is; do nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    where: Annotated[bool, typer.Option("--where", help="Only print what to download and who owns it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Turn a published download into the files that data sets are read from, with checksums."""
+    """Convert a published download into the files that fedrbn reads, with checksums."""
     if where:
         show_official()
         return
@@ -146,9 +150,7 @@ def show_report(report: Report) -> None:
         for kind, found in (("test images that are training images", report.exact), ("near duplicates", report.near))
     }
     if len(report.filled) < LEAST_CLASSES:
-        echo(
-            f"got training images of {len(report.filled)} class; expected at least two, to be told apart. Add a class."
-        )
+        echo(f"got training images of {len(report.filled)} class; expected at least two. Add a class.")
     listed = {
         "classes without images": missing,
         "broken files": [*report.broken],
@@ -164,7 +166,7 @@ def show_report(report: Report) -> None:
 
 
 def availability(name: str, entry: Description) -> str:
-    """Whether a data set can be used here."""
+    """Whether a data set is available here."""
     if not entry.needs_files:
         return "yes, embedded"
     root = os.environ.get("FEDRBN_DATA")

@@ -22,7 +22,7 @@ def demo(
 ) -> None:
     """Train FedRBN and FATBN on the embedded digits, print their accuracies, and write a report.
 
-    Needs no data and no settings. The settings are the shipped file `demo`.
+    Needs no data and no settings: it uses the shipped settings file `demo`.
     """
     compare(
         Path("demo"),

@@ -1,4 +1,4 @@
-"""The commands for a federation on several machines: write a site's folder, renew keys, try it all on this machine."""
+"""The commands for a federation on several machines: write a site's folder, renew keys, try it on this machine."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def init(
     host: Hosts = "localhost",
     port: Annotated[int, typer.Option(help="The port that the server listens on.")] = 9092,
     nodes: Annotated[
-        int | None, typer.Option(help="So many nodes, each with one user of the experiment's own data.")
+        int | None, typer.Option(help="Number of nodes, each with one user of the experiment's data.")
     ] = None,
     node: Annotated[
         list[str] | None,
         typer.Option(help="A node with its own data, as NAME=package.module:factory; repeat for several."),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings: what will be trained.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings for the training.")] = None,
 ) -> None:
     """Write everything a site needs: certificates, node keys, start scripts, systemd units, the Flower app, a README.
 
@@ -57,21 +57,25 @@ def renew(
     directory: Directory,
     node: Annotated[str | None, typer.Option(help="Make a new key for this node.")] = None,
     server: Annotated[bool, typer.Option("--server", help="Make a new certificate for the server.")] = False,
-    host: Annotated[str | None, typer.Option(help="With --server: for these hosts instead of the same.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="With --server: use these hosts instead of the current ones.")
+    ] = None,
 ) -> None:
     """Make a new key for one node, or a new certificate for the server; the site's README says what to do with it."""
     need_flower()
     from fedrbn.deploy import site
 
     if (node is not None) == server:
-        raise DeployError("got --node and --server, or neither; expected one of them: what is to be renewed?")
+        raise DeployError("got --node and --server, or neither; expected one of them. Choose what to renew.")
     found = site.Site(directory)
     if node is not None:
         site.renew_node(found, node)
         say(f"new key of {node}: copy {found.node(node) / 'node.key'} to it, then run {found.server / 'register.sh'}")
     else:
         site.renew_server(found, listed(host or ""))
-        say(f"new certificate in {found.server}: copy server.crt and server.key there and start the SuperLink again")
+        say(
+            f"new certificate in {found.server}: copy server.crt and server.key to the server and restart the SuperLink"
+        )
 
 
 @app.command()
@@ -83,7 +87,7 @@ def demo(
 ) -> None:
     """Deploy on this machine: TLS, a SuperLink and one authenticated SuperNode for each client, as processes.
 
-    Certificates and keys are made on the spot. Trains, prints the accuracies, and leaves no process behind.
+    Creates certificates and keys, trains, prints the accuracies, and stops all processes.
     """
     need_flower()
     from fedrbn import config
@@ -112,7 +116,7 @@ def planned_nodes(number: int | None, described: list[str]) -> tuple[Node, ...]:
     from fedrbn.errors import DeployError
 
     if (number is None) == (not described):
-        raise DeployError("got --nodes and --node, or neither; expected one of them. For a first try: --nodes 4.")
+        raise DeployError("got --nodes and --node, or neither; expected one of them. To try it out, use --nodes 4.")
     if number is not None:
         return tuple(Node(f"node-{i}", partition=i, port=RUNTIME_PORT + i) for i in range(number))
     named = [text.partition("=") for text in described]
@@ -120,7 +124,7 @@ def planned_nodes(number: int | None, described: list[str]) -> tuple[Node, ...]:
 
 
 def need_flower() -> None:
-    """Refuse with a remedy where Flower is not installed."""
+    """Raise an error that says how to install Flower, if it is missing."""
     from importlib.util import find_spec
 
     from fedrbn.config import ConfigError

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedrbn.evaluation.significance import Comparison
 
 SEVERITIES = (1, 3, 5)
-"""Of the common corruptions that `--attacks corruptions` tries, of five."""
+"""The severities, out of five, that `--attacks corruptions` tries of each common corruption."""
 
 
 def evaluate(
@@ -38,7 +38,7 @@ def evaluate(
     predict: Annotated[
         Literal["clean", "noised", "confident"] | None,
         typer.Option(
-            help="How networks are deployed: BN_c (clean), BN_a (noised), or the more confident one for each input."
+            help="The branch that predicts: BN_c (clean), BN_a (noised), or the more confident one for each input."
         ),
     ] = None,
     adaptive: Annotated[
@@ -47,10 +47,10 @@ def evaluate(
     checks: Annotated[
         bool,
         typer.Option(
-            help="Judge every printed RA by the check-list. --no-checks leaves all of them unchecked, and says so."
+            help="Run the check-list on every printed RA. With --no-checks the output marks them as unchecked."
         ),
     ] = True,
-    samples: Annotated[int | None, typer.Option(min=1, help="Test samples per client; default all.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Test samples per client; default: all.")] = None,
     subset: Annotated[int, typer.Option(min=1, help="Test samples per client for AutoAttack, square and LSA.")] = 10,
     against: Annotated[Path | None, typer.Option(help="Compare sample by sample with this other run.")] = None,
     require: Annotated[
@@ -64,7 +64,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of tables.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Evaluate a finished run: SA and RA of every client, per domain and in the mean, under any attacks.
+    """Evaluate a finished run under any attacks: SA and RA per client, per domain, and their mean.
 
     Exit code 1 if a check fails, a requirement is not met, or a required RA could not be checked.
     """
@@ -91,7 +91,7 @@ def evaluate(
 
 
 def attack_texts(text: str | None) -> tuple[str, ...]:
-    """The attacks of a comma list; settings after a colon are separated by commas too and stay together."""
+    """The attacks of a comma-separated list; settings after a colon also have commas and stay with their attack."""
     parts: list[str] = []
     for part in (text or "").split(","):
         if "=" in part and ":" not in part and parts:
@@ -106,7 +106,7 @@ def attack_texts(text: str | None) -> tuple[str, ...]:
 Condition = tuple[str, str, Any, float]
 
 WORST = "worst_domain_"
-"""Before a column's name: its value in the domain where it is lowest."""
+"""Prefix of a column's name: its value in the domain where it is lowest."""
 
 
 def parse_condition(text: str) -> Condition:
@@ -126,7 +126,7 @@ def parse_condition(text: str) -> Condition:
 
 
 def known_column(condition: Condition, directory: Path, settings: EvaluationSettings) -> Condition:
-    """The condition on a column that this evaluation will have; any other is refused before it starts."""
+    """The condition, if this evaluation will have its column; otherwise it is refused before the evaluation starts."""
     from fedrbn.evaluation.protocol import column_named, column_names
     from fedrbn.evaluation.tables import shown_column
     from fedrbn.runs.directory import RunDirectory
@@ -142,7 +142,7 @@ def known_column(condition: Condition, directory: Path, settings: EvaluationSett
 
 
 def meets(record: EvaluationRecord, condition: Condition) -> bool:
-    """Whether a record satisfies a condition; a column that the record lacks is an error."""
+    """Whether a record meets a condition; a column that the record lacks is an error."""
     text, column, compare, bound = condition
     table = record.worst_domain if column.startswith(WORST) else record.mean
     name = column.removeprefix(WORST)
@@ -152,25 +152,25 @@ def meets(record: EvaluationRecord, condition: Condition) -> bool:
 
 
 def warnings(record: EvaluationRecord) -> list[str]:
-    """What nobody has checked of a record's robust accuracies."""
+    """Warnings about robust accuracies of a record that were not checked."""
     if record.checks is None:
-        return ["UNCHECKED: with --no-checks nobody knows whether these robust accuracies flatter."]
+        return ["UNCHECKED: with --no-checks these robust accuracies may be too high, because nothing verifies them."]
     return [f"NOT MEASURED: {_line(check)}" for check in record.checks if check.passed is None]
 
 
 def failures(record: EvaluationRecord) -> list[str]:
-    """What the check-list found."""
+    """The checks that failed."""
     return [
-        f"check failed: {_line(check)}. It would mean: {check.why}. Do not trust these robust accuracies."
+        f"check failed: {_line(check)}. This suggests: {check.why}. Do not trust these robust accuracies."
         for check in record.checks or ()
         if check.passed is False
     ]
 
 
 def objections(record: EvaluationRecord, condition: Condition) -> list[str]:
-    """Why a requirement is not met: by its number, or because the robust accuracy that it asks for is not checked.
+    """Why a requirement is not met: the number is too low, or the robust accuracy was not checked.
 
-    Without a check-list, which is what --no-checks asks for, the number alone decides.
+    With --no-checks there is no check-list, and the number alone decides.
     """
     text, column, _, _ = condition
     if not meets(record, condition):
@@ -180,16 +180,16 @@ def objections(record: EvaluationRecord, condition: Condition) -> list[str]:
         return []
     about = [check for check in record.checks if check.column in ("", judged)]
     if not any(check.column for check in about):
-        return [f"requirement not met: {text}, because nothing judges {judged}"]
+        return [f"requirement not met: {text}, because no check covers {judged}"]
     return [
-        f"requirement not met: {text}, because this is not measured: {_line(check)}"
+        f"requirement not met: {text}, because this check was not measured: {_line(check)}"
         for check in about
         if check.passed is None
     ]
 
 
 def _judged_column(record: EvaluationRecord, column: str) -> str | None:
-    """The column under which the check-list judges what a condition asks for; None for a clean accuracy."""
+    """The check-list's column for the accuracy in a condition; None for a clean accuracy."""
     name = column.removeprefix(WORST).removesuffix(" adaptive")
     if not name.startswith("ra"):
         return None
@@ -204,7 +204,7 @@ def _line(check: CheckRecord) -> str:
 
 
 def compared(directory: Path, against: Path) -> list[Comparison]:
-    """The newest evaluations of two runs, compared sample by sample where they were asked the same."""
+    """The newest evaluations of two runs, compared sample by sample for the attacks that both have."""
     from fedrbn.evaluation.significance import compare
     from fedrbn.runs.directory import RunDirectory
     from fedrbn.runs.records import evaluations

@@ -22,16 +22,16 @@ def export(
     out: Annotated[Path, typer.Option("--out", "-o", help="The file: .safetensors, .onnx or .pt2.")],
     client: Annotated[
         str | None,
-        typer.Option(help="Whose network, for example pen-1; without it, one with the mean batch norm of all clients."),
+        typer.Option(help="The client, for example pen-1; default: a network with the mean batch norm of all clients."),
     ] = None,
     branch: Annotated[
         Literal["auto", "clean", "noised"],
-        typer.Option(help="BN_c (clean), BN_a (noised), or the one the client predicts with (auto)."),
+        typer.Option(help="BN_c (clean), BN_a (noised), or the branch that the client predicts with (auto)."),
     ] = "auto",
     fold: Folding = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the card and the comparison as JSON.")] = False,
 ) -> None:
-    """Write a client's network as one file, batch norm folded, normalisation inside; checked before it is written."""
+    """Write a client's network as one file, with batch norm folded and normalisation included; verify it first."""
     from fedrbn.models.export import export_client
     from fedrbn.types import Branch
 
@@ -40,7 +40,7 @@ def export(
 
 
 def newcomer_values(newcomer: Newcomer, scores: list[Score], domain: str) -> dict[str, Any]:
-    """The outcome of onboarding as JSON values."""
+    """The result of onboarding as JSON values."""
     return {
         "domain": domain,
         "images": newcomer.images,
@@ -51,7 +51,7 @@ def newcomer_values(newcomer: Newcomer, scores: list[Score], domain: str) -> dic
 
 
 def show_newcomer(newcomer: Newcomer, scores: list[Score], domain: str) -> None:
-    """Where the newcomer's batch norm comes from, and a table of its accuracy next to others'."""
+    """Where the newcomer's batch norm comes from, and its accuracy next to that of other networks."""
     from rich.table import Table
 
     from fedrbn.evaluation.tables import BRANCH, percent
@@ -70,7 +70,7 @@ def show_newcomer(newcomer: Newcomer, scores: list[Score], domain: str) -> None:
 
 
 def show_export(exported: Exported, as_json: bool) -> None:
-    """The card, the agreement, and size and latency before and after."""
+    """The card, how well the logits agree, and size and latency before and after."""
     card = exported.card
     if as_json:
         print_json(

@@ -13,14 +13,12 @@ from fedrbn.cli.run import seed_numbers
 
 def figure(
     name: Annotated[str | None, typer.Argument(help="A figure; --list shows them.")] = None,
-    results: Annotated[Path, typer.Option(help="Where fedrbn reproduce wrote its folders of tables.")] = Path(
-        "results"
-    ),
+    results: Annotated[Path, typer.Option(help="The folder with the tables of fedrbn reproduce.")] = Path("results"),
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="FILE.svg and FILE.png are written (default: figures/NAME).")
     ] = None,
     scale: Annotated[Literal["smoke", "cpu", "full", "paper"], typer.Option(help="As for reproduce.")] = "cpu",
-    seeds: Annotated[str | None, typer.Option(help="Only these seeds, separated by commas; default all.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Only these seeds, separated by commas; default: all.")] = None,
     threat: Annotated[Literal["pixel", "authors-release"], typer.Option(help="As for reproduce.")] = "pixel",
     data: Annotated[
         str | None, typer.Option(help="As for reproduce; for samples the data set, a folder, or package.module:object.")
@@ -33,7 +31,7 @@ def figure(
 ) -> None:
     """Draw a figure of the paper from our results, as SVG and PNG.
 
-    Cells that were not run are left out, which the figure says. The paper's numbers are marked as the paper's.
+    Cells that were not run are left out, and the figure says so. The paper's numbers are marked as such.
     """
     from fedrbn.config import ConfigError
     from fedrbn.figures import catalogue

@@ -1,4 +1,4 @@
-"""fedrbn new: a method, attack, aggregation rule, network or data set of one's own, to start from."""
+"""fedrbn new: a template for your own method, attack, aggregation rule, network or data set."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ USES: dict[Kind, str] = {
     "network": "fedrbn run --set model.name={0}:{0}",
     "data": "fedrbn run --data {0}:{0}",
 }
-"""How each kind is named in settings, from the folder that holds its file."""
+"""How to use each kind, from the folder that contains its file."""
 
 
 def new(
     kind: Annotated[Kind, typer.Argument(help=f"{', '.join(get_args(Kind))}.")],
-    name: Annotated[str, typer.Argument(help="Of the file NAME.py and of the object in it.")],
+    name: Annotated[str, typer.Argument(help="Name of the file NAME.py and of the object in it.")],
     folder: Annotated[Path, typer.Option(help="Where the files are written.")] = Path(),
 ) -> None:
-    """Write a complete example of one's own, NAME.py, with its test, test_NAME.py; change it to what you need."""
+    """Write a working example, NAME.py, and its test, test_NAME.py, as a starting point for your own code."""
     from fedrbn.errors import ConfigError
     from fedrbn.files import write_atomically
 
     if not name.isidentifier() or keyword.iskeyword(name):
         fitting = "".join(c if c.isalnum() else "_" for c in name)
         guess = f" Did you mean {fitting}?" if fitting.isidentifier() else ""
-        raise ConfigError(f"got the name {name!r}; expected one of letters, digits and underscores.{guess}")
+        raise ConfigError(f"got the name {name!r}; expected only letters, digits and underscores.{guess}")
     texts = skeleton(kind, name)
     for file in texts:
         if (folder / file).exists():
-            raise ConfigError(f"got {folder / file}, which is there already; expected a new name. Choose another.")
+            raise ConfigError(f"got {folder / file}, which already exists; expected a new name. Choose another.")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
         write_atomically(folder / file, text.encode())

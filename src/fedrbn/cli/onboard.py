@@ -16,16 +16,18 @@ def onboard(
     data: Annotated[
         str, typer.Option(help="The newcomer's images: a data set, a folder of domains, or a folder of images.")
     ],
-    domain: Annotated[str | None, typer.Option(help="Which domain of the data; not needed if there is one.")] = None,
-    batches: Annotated[int, typer.Option(min=1, help="Unlabelled batches of 64 images to measure BN_c on.")] = 8,
-    steps: Annotated[int, typer.Option(min=0, help="Steps of pseudo-noise calibration; these need labels.")] = 0,
-    samples: Annotated[int | None, typer.Option(min=1, help="Most test images to compare on.")] = None,
+    domain: Annotated[str | None, typer.Option(help="The domain of the data; not needed if there is only one.")] = None,
+    batches: Annotated[int, typer.Option(min=1, help="Batches of 64 unlabelled images to measure BN_c on.")] = 8,
+    steps: Annotated[int, typer.Option(min=0, help="Steps of pseudo-noise calibration; needs labels.")] = 0,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of test images for the comparison.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also write the network: .safetensors, .onnx or .pt2.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Serve a client that never trained: BN_c from its images, BN_a from similar AT users; compare it with others."""
+    """Make a model for a client that never trained: BN_c from its images, BN_a from similar AT users; compare it."""
     from fedrbn.models import onboarded
 
     found = onboarded.onboard(directory, data, domain, batches=batches, steps=steps, samples=samples)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print a line. Whatever a command prints goes through here or through `console`, so that nothing is obeyed."""
+    """Print a line. Commands print only through this or `console`, so that no control sequence reaches the terminal."""
     typer.echo(printable(text), err=err, nl=nl)
 
 
 def console(*, err: bool = False) -> Console:
-    """The terminal, or a wide page where the output is a file or a pipe, which have no width of their own."""
+    """The terminal; if the output is a file or a pipe, which have no width, a wide page."""
     from fedrbn.runs.page import Page
 
     plain = Page(err=err)
@@ -39,7 +39,7 @@ def say(text: str, quiet: bool = False) -> None:
 
 @contextmanager
 def watching(title: str, quiet: bool, *others: AbstractContextManager[Watcher]) -> Iterator[Watcher | None]:
-    """A progress display, unless quiet, and other watchers, all told the same; None when there is nobody to tell."""
+    """One watcher for the progress display (unless quiet) and all other watchers; None if there are none."""
     from fedrbn.runs.display import Display
     from fedrbn.runs.watcher import Watchers
 
@@ -67,5 +67,5 @@ def print_json(value: Any) -> None:
 
 
 def listed(text: str) -> list[str]:
-    """The parts of a comma list."""
+    """The parts of a comma-separated list."""
     return [part.strip() for part in text.split(",") if part.strip()]

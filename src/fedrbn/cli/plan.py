@@ -19,21 +19,22 @@ def plan(
     fleet_file: Annotated[Path, typer.Argument(help="A TOML file with a deadline, devices and an experiment.")] = Path(
         "fleet.toml"
     ),
-    example: Annotated[
-        bool, typer.Option("--example", help="Write an example of such a file, to be changed, and end.")
-    ] = False,
+    example: Annotated[bool, typer.Option("--example", help="Write an example of such a file and exit.")] = False,
     deadline: Annotated[float | None, typer.Option(help="Seconds per round, instead of the file's.")] = None,
     measured: Annotated[
-        Path | None, typer.Option(help="A run: compare predicted with measured times of its clients, and plan again.")
+        Path | None,
+        typer.Option(
+            help="A run directory: compare the predicted with the measured times of its clients, and plan again."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the duties for fedrbn run --set federation.duties=FILE.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Who can afford what: AT, AT on a part of the batches, PNC or ST, for every device within the deadline.
+    """Choose a duty for every device that fits the deadline: AT, AT on a part of the batches, PNC or ST.
 
-    Exit code 1 if a device cannot take part or nobody can train adversarially.
+    Exit code 1 if a device cannot take part or no device can train adversarially.
     """
     from fedrbn.errors import FleetError
     from fedrbn.fleet import description
@@ -41,7 +42,7 @@ def plan(
 
     if example:
         description.write_example(fleet_file)
-        say(f"wrote {fleet_file}; change it to your devices, then: fedrbn plan {fleet_file}")
+        say(f"wrote {fleet_file}; edit it to describe your devices, then run: fedrbn plan {fleet_file}")
         return
     if not fleet_file.exists():
         raise FleetError(
@@ -89,12 +90,12 @@ def as_values(chosen: FleetPlan, checks: list[TimingCheck]) -> dict[str, Any]:
 
 
 def duty_text(duty: Duty | None) -> str:
-    """A duty for people to read."""
+    """A duty as readable text."""
     return "left out" if duty is None else str(duty)
 
 
 def show_plan(chosen: FleetPlan, checks: list[TimingCheck]) -> None:
-    """The plan as tables, with what stands in the way."""
+    """The plan as tables, with its problems."""
     from rich.table import Table
 
     page = console()
@@ -106,7 +107,7 @@ def show_plan(chosen: FleetPlan, checks: list[TimingCheck]) -> None:
             table.add_row(c.device, str(c.duty), f"{c.predicted:.3g} s", f"{c.measured:.3g} s", f"{c.ratio:.2f}")
         page.print(table)
     table = Table(title=f"Plan for a deadline of {chosen.deadline:g} s per round" + " (corrected)" * bool(checks))
-    for column in ("device", "domain", "duty", "adversarial batches", "time", "of it transfer", "traffic", "memory"):
+    for column in ("device", "domain", "duty", "adversarial batches", "time", "transfer part", "traffic", "memory"):
         table.add_column(column, justify="left" if column in ("device", "domain", "duty") else "right")
     for a in chosen.assignments:
         megabytes = (f"{count / 1e6:.1f} MB" for count in (a.traffic_bytes, a.memory_bytes))

@@ -22,7 +22,7 @@ def predict(
     trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2 that you made yourself.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What a model sees in image files."""
+    """Classify image files with an exported model."""
     from dataclasses import asdict
 
     from fedrbn.models import model_file

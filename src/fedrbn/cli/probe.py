@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
 def probe(
     config_file: Annotated[
-        Path | None, typer.Argument(help="A TOML file of settings or a fleet, for its network; default: the digits'.")
+        Path | None,
+        typer.Argument(help="A TOML file of settings or a fleet that names the network; default: the digits network."),
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long to measure.")] = 5.0,
-    url: Annotated[str | None, typer.Option(help="Also measure the download from this http(s) address.")] = None,
-    classes: Annotated[int, typer.Option(help="Classes of the network.")] = 10,
+    url: Annotated[str | None, typer.Option(help="Also measure the download speed from this http(s) address.")] = None,
+    classes: Annotated[int, typer.Option(help="Number of classes of the network.")] = 10,
     image_size: Annotated[int, typer.Option(help="Side of the images in pixels.")] = 28,
-    as_json: Annotated[bool, typer.Option("--json", help='Print JSON, for `probe = "file.json"` of a fleet.')] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help='Print JSON, for `probe = "file.json"` in a fleet file.')
+    ] = False,
 ) -> None:
     """Measure what this machine can do: forward, backward and attack speed, memory, bandwidth."""
     from dataclasses import asdict

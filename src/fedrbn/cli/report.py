@@ -14,19 +14,19 @@ def report(
     directories: Annotated[
         list[Path], typer.Argument(help="Run directories, stores of runs, or folders made by fedrbn reproduce.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; one that is there is replaced.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; an existing one is replaced.")] = Path(
         "report.html"
     ),
     images: Annotated[
-        bool, typer.Option(help="Clean and adversarial images, made anew from checkpoint and data.")
+        bool, typer.Option(help="Show clean and adversarial images, recomputed from checkpoint and data.")
     ] = True,
     checks: Annotated[
-        bool, typer.Option(help="Measure the check-list where fedrbn evaluate has not; needs the data.")
+        bool, typer.Option(help="Run the check-list where fedrbn evaluate has not; needs the data.")
     ] = True,
 ) -> None:
     """Write one self-contained page: settings, accuracies, convergence, cost, donors, images, comparisons.
 
-    It opens from disk and loads nothing from anywhere.
+    It opens from disk and loads nothing from the network.
     """
     from fedrbn.report import write_report
 

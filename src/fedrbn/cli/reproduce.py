@@ -20,37 +20,42 @@ def reproduce(
     scale: Annotated[
         Literal["smoke", "cpu", "full", "paper"],
         typer.Option(
-            help="smoke: the wiring; cpu: half the width and 64 images per user; full: the paper's size in a fifth of "
-            "its rounds; paper: all of its rounds."
+            help="smoke: only tests that it runs; cpu: half the width and 64 images per user; full: the paper's size "
+            "with a fifth of its rounds; paper: all of its rounds."
         ),
     ] = "cpu",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; the table shows mean ± std.")] = "1",
     threat: Annotated[
         Literal["pixel", "authors-release"],
-        typer.Option(help="authors-release: the released code's arithmetic, only to compare with printed figures."),
+        typer.Option(
+            help="authors-release: computes as the released code does, only to compare with the printed numbers."
+        ),
     ] = "pixel",
     data: Annotated[
         str | None,
         typer.Option(
-            help="Run on this in place of the data it can stand in for: digits-mini (digits), office-caltech10 "
-            "(domainnet; the default where domainnet is not prepared), or domainnet."
+            help="Use other data: digits-mini instead of digits, office-caltech10 instead of domainnet (the default "
+            "if domainnet is not prepared), or domainnet."
         ),
     ] = None,
-    only: Annotated[str, typer.Option(help="Only cells with this text in PART/ROW/COLUMN, in the table as well.")] = "",
-    out: Annotated[Path, typer.Option(help="Where the folder with the tables is made.")] = Path("results"),
-    store: Annotated[Path, typer.Option(help="Store of runs; a run that is there already is used.")] = Path("runs"),
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default one per core.")] = None,
+    only: Annotated[str, typer.Option(help="Run and show only cells with this text in PART/ROW/COLUMN.")] = "",
+    out: Annotated[Path, typer.Option(help="Where to create the folder with the tables.")] = Path("results"),
+    store: Annotated[Path, typer.Option(help="Store of runs; a run that it already holds is reused.")] = Path("runs"),
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one per core.")] = None,
     no_run: Annotated[
-        bool, typer.Option("--no-run", help="Run nothing: write the tables of what is finished, the rest empty.")
+        bool,
+        typer.Option(
+            "--no-run", help="Run nothing: write the tables from finished runs and leave the other cells empty."
+        ),
     ] = False,
     list_: Annotated[
         bool, typer.Option("--list", help="Show all experiments, or the runs and times of NAME; run nothing.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Run an experiment of the paper and print our numbers beside the paper's.
+    """Run an experiment of the paper and print our numbers next to the paper's.
 
-    Runs that are finished are used again and interrupted ones continue: repeat the command after a failure.
+    Finished runs are reused and interrupted ones continue: repeat the command after a failure.
     """
     if list_:
         show_list() if name is None else show_times(name)
@@ -82,19 +87,19 @@ def reproduce(
 
 
 def tell(quiet: bool, number: int, total: int, outcome: TaskOutcome) -> None:
-    """One line for a finished run; a failed one is told even if quiet."""
+    """Print one line for a finished run; a failure is printed even if quiet."""
     experiment = outcome.task.experiment
     told = f"{number}/{total} {experiment.method.name} on {experiment.data.name} seed {experiment.run.seed}"
     say(told if outcome.error is None else f"{told} FAILED: {outcome.error}", quiet and outcome.error is None)
 
 
 def show_list() -> None:
-    """All experiments, and where they are in the paper. Nothing is computed, so that the answer comes at once."""
+    """All experiments, and where they are in the paper. Nothing is computed, so the list appears immediately."""
     from rich.table import Table
 
     from fedrbn.reproduce import declarations
 
-    table = Table(caption="fedrbn reproduce NAME --list shows the runs of one and how long they take at each scale.")
+    table = Table(caption="fedrbn reproduce NAME --list shows the runs of an experiment and their time at each scale.")
     for column in ("name", "what", "in the paper"):
         table.add_column(column, overflow="fold")
     for name in declarations.names():
@@ -115,10 +120,10 @@ def show_times(name: str) -> None:
     used, declaration = cores(), declarations.read(name)
     table = Table(
         title=f"{name}: {declaration.title} ({declaration.place})",
-        caption=f"Times for one seed on the {used} core(s) here, from the paper's count of multiply-accumulates at an "
-        f"assumed {estimates.MACS_PER_SECOND / 1e9:g} · 10⁹ per second and core: rough. Runs that other experiments "
-        "have made already take no time; attacks that evaluate only come on top. DomainNet is office-caltech10 unless "
-        "it is prepared.",
+        caption=f"Rough times for one seed on the {used} core(s) of this machine, from the paper's count of "
+        f"multiply-accumulates at an assumed {estimates.MACS_PER_SECOND / 1e9:g} · 10⁹ per second and core. Runs that "
+        "other experiments have finished take no time; extra attacks for evaluation take additional time. "
+        "office-caltech10 replaces DomainNet unless DomainNet is prepared.",
     )
     for column in ("scale", "runs", "time", "what it is"):
         table.add_column(column, justify="right" if column in ("runs", "time") else "left")

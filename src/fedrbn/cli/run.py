@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ConfigFile = Annotated[
     Path | None,
     typer.Argument(
-        help=f"A TOML file of settings, or the name of a shipped one: {', '.join(SHIPPED)}. The rest has defaults."
+        help=f"A TOML file of settings, or the name of a shipped one: {', '.join(SHIPPED)}. The rest is default."
     ),
 ]
 
@@ -46,7 +46,7 @@ Settings = Annotated[
 
 Track = Annotated[
     Literal["tensorboard"] | None,
-    typer.Option("--track", help="Also log every round for TensorBoard, in the run's folder tensorboard."),
+    typer.Option("--track", help="Also log every round for TensorBoard, in the folder tensorboard of the run."),
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of a table.")]
@@ -59,13 +59,13 @@ def run(
     method: MethodName = None,
     data: DataName = None,
     rounds: Rounds = None,
-    seed: Annotated[int | None, typer.Option(help="Decides all randomness.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory (default: runs/METHOD-λ-SEED-KEY).")] = None,
     workers: Workers = None,
     settings: Settings = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue an interrupted run in this directory; with --rounds, one that is finished too."),
+        typer.Option(help="Continue an interrupted run in this directory; with --rounds also a finished one."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in the directory.")] = False,
     track: Track = None,
@@ -83,8 +83,8 @@ def run(
         others = [config_file, method, data, seed, out, settings]
         if any(value is not None for value in others) or force:
             raise ConfigError(
-                "got --resume with other settings; expected --resume DIR alone (with --rounds, --workers and --track "
-                "at most): a resumed run keeps the settings it was started with."
+                "got --resume with other settings; expected --resume DIR with only --rounds, --workers or --track: a "
+                "resumed run keeps the settings it was started with."
             )
         with continuable(resume), watching(str(resume), quiet, *trackers(track, resume)) as watcher:
             show(train.resume(resume, rounds=rounds, workers=workers, watcher=watcher), resume, as_json)
@@ -108,12 +108,12 @@ def run(
 
 @contextmanager
 def continuable(directory: Path) -> Iterator[None]:
-    """Let an interruption say how to go on with the run in this directory, if there is one by then."""
+    """Add to an interruption how to resume the run in this directory, if the run has started."""
     try:
         yield
     except KeyboardInterrupt:
         begun = (directory / "config.toml").is_file()
-        how = f"continue with fedrbn run --resume {shlex.quote(str(directory))}" if begun else "no run has begun"
+        how = f"continue with fedrbn run --resume {shlex.quote(str(directory))}" if begun else "no run has started"
         raise KeyboardInterrupt(how) from None
 
 
@@ -132,7 +132,7 @@ def given(named: dict[str, Any]) -> list[tuple[str, str, Any]]:
 
 
 def refuse_contradictions(named: dict[str, Any], settings: list[tuple[str, str, list[Any]]]) -> None:
-    """Refuse an option and a --set that say different things of one setting: one of the two would be ignored."""
+    """Refuse an option and a --set that give one setting different values: one of the two would be ignored."""
     from fedrbn.config import ConfigError
 
     for section, key, values in settings:
@@ -153,7 +153,7 @@ def read_settings(texts: list[str] | None) -> list[tuple[str, str, list[Any]]]:
 
 
 def seed_numbers(text: str) -> list[int]:
-    """The seeds of a comma list."""
+    """The seeds of a comma-separated list."""
     from fedrbn.config import ConfigError
 
     try:

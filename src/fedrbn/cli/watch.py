@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 def watch(
     directory: Annotated[Path, typer.Argument(help="A directory made by fedrbn run.")],
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
 ) -> None:
-    """Follow a run that another process trains, by the files it writes, until it ends.
+    """Follow a run that another process trains, through the files that it writes, until it ends.
 
-    A finished run shows its evaluation. Exit code 1 if the run is not finished and nobody is training it.
+    Prints the evaluation of a finished run. Exit code 1 if the run is not finished and no process is training it.
     """
     from fedrbn.evaluation.tables import evaluation_table
     from fedrbn.runs.directory import RunDirectory
@@ -36,14 +36,14 @@ def watch(
         return
     reason = f" ({last.cause})" if last.cause else ""
     say(
-        f"{directory} is not alive{reason}: {last.history.finished} of {last.history.rounds} rounds are finished and "
-        f"no process is writing it. Continue it: fedrbn run --resume {directory}"
+        f"{directory} has stopped{reason}: {last.history.finished} of {last.history.rounds} rounds are finished and "
+        f"no process is training it. Continue it: fedrbn run --resume {directory}"
     )
     raise typer.Exit(1)
 
 
 def show_until_end(directory: Path, every: float) -> RunStatus:
-    """Show the run as it goes on: a live panel on a terminal, else a line for each round. Returns its end."""
+    """Show the run's progress: a live panel on a terminal, otherwise a line per round. Returns the last status."""
     from fedrbn.runs.watch import follow
 
     screen = console(err=True)
@@ -56,7 +56,7 @@ def show_until_end(directory: Path, every: float) -> RunStatus:
 
 @contextmanager
 def live_panel(screen: Console, title: str) -> Iterator[Callable[[RunStatus], None]]:
-    """A panel that each status replaces, and that is gone at the end."""
+    """A panel that every status updates and that disappears at the end."""
     from rich.live import Live
 
     from fedrbn.runs.display import panel

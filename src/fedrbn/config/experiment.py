@@ -48,18 +48,18 @@ class Experiment(Section):
     run: RunConfig = RunConfig()
 
     def key(self) -> str:
-        """Twelve hex digits that name this experiment's numbers: equal keys, equal results."""
+        """Twelve hex digits that identify this experiment's results: equal keys, equal results."""
         return hashlib.sha256(json.dumps(self.deciding(), sort_keys=True).encode()).hexdigest()[:12]
 
     def deciding(self) -> dict[str, dict[str, Any]]:
-        """The settings that decide the numbers; `from_values` makes an experiment of the same key from them."""
-        # Settings that are left open do not count, so that a new one does not rename the runs that were made before it.
+        """The settings that decide the results; `from_values` makes an experiment with the same key from them."""
+        # Unset settings do not count, so that adding a setting does not change the keys of older runs.
         content = self.model_dump(mode="json", exclude={"run": {"workers", "out"}}, exclude_none=True)
         content |= {"faults": self.faults.model_dump(mode="json", exclude_defaults=True)}
         return {section: values for section, values in content.items() if values}
 
     def differences(self, other: Experiment) -> list[tuple[str, Any, Any]]:
-        """The settings that decide the numbers and differ: (section.key, here, there), None where one is left open."""
+        """The settings that decide the results and differ: (section.key, here, there), None where one is not set."""
         ours, theirs = self.deciding(), other.deciding()
         names = [
             (section, key)
@@ -70,12 +70,12 @@ class Experiment(Section):
         return [(name, here, there) for name, here, there in pairs if here != there]
 
     def run_name(self) -> str:
-        """What its run directory is called where nobody says otherwise: method, λ if it has one, seed and key."""
+        """The default name of its run directory: method, λ if it has one, seed and key."""
         lam = "" if self.method.lam is None else f"-lam{self.method.lam:g}"
         return f"{self.method.name.replace(':', '.')}{lam}-seed{self.run.seed}-{self.key()}"
 
     def former_run_name(self) -> str:
-        """What earlier versions called it; such runs are found still."""
+        """The name that earlier versions gave it; such runs are still found."""
         return f"{self.method.name.replace(':', '.')}-{self.key()}"
 
     def to_toml(self) -> str:
@@ -90,23 +90,23 @@ DATA_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "a folder": FOLDER,
     OWN: OWN_DATA,
 }
-"""What differs from the paper's Digits setting for a data set or a kind of data, unless the user says otherwise."""
+"""Defaults of a data set or a kind of data that differ from the paper's Digits settings."""
 
 
 def make(values: Mapping[str, Any]) -> Experiment:
-    """An experiment from nested settings; what is not given comes from its data set's defaults, then the paper's."""
+    """An experiment from nested settings; missing ones come from its data set's defaults, then from the paper."""
     values = _with_duties(values)
     defaults = _data_defaults(_given_name(values, "data", DataConfig().name))
     network = defaults.get("model", {}).get("name", "")
     unfit = {
         "method": _given_name(values, "method", MethodConfig().name) != MethodConfig().name,
-        "model": network and _given_name(values, "model", network) != network,  # a width is for the network it is with
+        "model": network and _given_name(values, "model", network) != network,  # a default width belongs to its network
     }
     return _validated(_merged({section: own for section, own in defaults.items() if not unfit.get(section)}, values))
 
 
 def _data_defaults(name: str) -> Mapping[str, Mapping[str, Any]]:
-    """The defaults for data of this name."""
+    """The defaults for data with this name."""
     if name in AVAILABLE:
         return AVAILABLE[name].defaults
     if folder_named(name) is not None:
@@ -115,7 +115,7 @@ def _data_defaults(name: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _with_duties(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings with the content of the file that `federation.duties` names: a file may change, a run may not."""
+    """The settings with the content of the file in `federation.duties`: the file may change later, the run must not."""
     own = values.get("federation")
     if not isinstance(own, Mapping) or not isinstance(own.get("duties"), str):
         return values
@@ -123,24 +123,24 @@ def _with_duties(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _given_name(values: Mapping[str, Any], section: str, default: str) -> str:
-    """The `name` in a section that is not validated yet; what is not even text is left for validation to refuse."""
+    """The `name` in a section that is not validated yet; validation refuses it later if it is not text."""
     given = values.get(section, {})
     name = given.get("name", default) if isinstance(given, Mapping) else ""
     return name if isinstance(name, str) else ""
 
 
 def from_toml(text: str) -> Experiment:
-    """The experiment that `Experiment.to_toml` wrote: nothing is filled in from a data set's defaults."""
+    """The experiment that `Experiment.to_toml` wrote; a data set's defaults are not applied."""
     return _validated(parse_toml(text))
 
 
 def from_values(values: Mapping[str, Any]) -> Experiment:
-    """The experiment that `Experiment.deciding` described: nothing is filled in from a data set's defaults."""
+    """The experiment that `Experiment.deciding` described; a data set's defaults are not applied."""
     return _validated(values)
 
 
 def read(path: Path | str) -> dict[str, Any]:
-    """The settings of a TOML file or of a shipped one by its name, not yet validated, for `make`."""
+    """The settings of a TOML file, or of a shipped file by name; not validated yet, for `make`."""
     path = SHIPPED[str(path)] if str(path) in SHIPPED and not Path(path).exists() else Path(path)
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
@@ -173,7 +173,7 @@ def with_settings(values: Mapping[str, Any], settings: Iterable[tuple[str, str, 
 
 
 def _merged(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two levels of settings, section by section; `above` wins. What should be a table but is not stays as it is."""
+    """Two layers of settings, merged section by section; `above` wins. A section that is not a table stays as it is."""
     result: dict[str, Any] = dict(base)
     for section, values in above.items():
         own = result.get(section, {})
@@ -190,7 +190,7 @@ def _validated(values: Mapping[str, Any]) -> Experiment:
 
 
 def reference() -> list[tuple[str, str, str, str]]:
-    """Every setting as (section, key, default as TOML would write it, meaning); "not set" where it is left open."""
+    """Every setting as (section, key, default as TOML, meaning); "not set" where there is no default."""
     rows = []
     defaults = Experiment().model_dump(mode="json")
     for section, field in Experiment.model_fields.items():
@@ -202,7 +202,7 @@ def reference() -> list[tuple[str, str, str, str]]:
 
 
 def _described(setting: FieldInfo) -> str:
-    """What a setting means, on one line, and the words to choose from if it is a choice."""
+    """The meaning of a setting on one line, with its choices if it has any."""
     words = choices(setting.annotation)
     meaning = " ".join((setting.description or "").split())
     return f"{meaning} Choices: {', '.join(words)}." if words else meaning

@@ -1,4 +1,4 @@
-"""Own code by name: wherever a built-in is named, `package.module:object` is accepted too."""
+"""Your own code by name: a setting that names a built-in also accepts `package.module:object`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedrbn.config.text import nearest
 from fedrbn.errors import ConfigError
 
 GIVEN = "(given in Python)"
-"""The name, in a run's config, of a network or data set that was passed as an object and has no name."""
+"""What a run's config says instead of a name if the network or data set was passed as an object."""
 
 
 def given_again(kind: str) -> ConfigError:
-    """The error for a run whose network or data were passed as an object and are missing now."""
+    """The error for a run whose network or data were passed as an object that is now missing."""
     return ConfigError(
-        f"got a run whose {kind} was given in Python as an object; expected that object again. Pass {kind}=… to "
+        f"got a run whose {kind} was passed as a Python object; expected the same object again. Pass {kind}=… to "
         "resume, evaluate or load, or name it in the config as package.module:object."
     )
 
@@ -52,11 +52,11 @@ SIGNATURES: Mapping[str, str] = {
     "network": "a torch.nn.Module, its class, or (classes, channels, image_size, width) -> one, any of these keywords",
     "data": "(image_size) -> fedrbn.DataSet or a federation",
 }
-"""How an object of one's own of each kind is called, and what it returns; docs/extending.md has an example of each."""
+"""The signature of your own object of each kind; docs/extending.md has an example of each."""
 
 
 def accepts(found: object, arguments: int) -> bool:
-    """Whether this is a callable that takes so many positional arguments."""
+    """Whether this is a callable that takes this number of positional arguments."""
     if not callable(found):
         return False
     try:
@@ -67,19 +67,19 @@ def accepts(found: object, arguments: int) -> bool:
 
 
 def wrong_signature(kind: str, name: str, found: object) -> str:
-    """What to say of an object that cannot be called as its kind is, with the signature that is right."""
+    """The error message for an object with the wrong signature for its kind; it includes the right one."""
     try:
         has = f"has the signature {inspect.signature(found)}" if callable(found) else f"is {type(found).__name__}"
     except (TypeError, ValueError):
         has = f"is {type(found).__name__} without a signature"
     return (
-        f"got {kind} {name!r}, which {has}; expected {SIGNATURES[kind]}. `fedrbn new {kind} NAME` writes one that "
-        "runs, to start from."
+        f"got {kind} {name!r}, which {has}; expected {SIGNATURES[kind]}. `fedrbn new {kind} NAME` writes a "
+        "working example."
     )
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, own: bool = True) -> ConfigError:
-    """The error for an unknown name, with the nearest known one; `own` if `package.module:object` would do as well."""
+    """The error for an unknown name, with the closest known one; `own` if `package.module:object` is accepted too."""
     names = list(known)
     meant = nearest(name, names, cutoff=0.4)
     guess = f" Did you mean {meant!r}?" if meant else ""

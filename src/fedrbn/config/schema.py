@@ -21,11 +21,11 @@ from fedrbn.types import Duty
 Share = Annotated[float, Field(gt=0, le=1)]
 """A part of a whole: above 0, at most 1."""
 Rate = Annotated[float, Field(gt=0, le=1e30)]
-"""So many per second, or bytes."""
+"""A number per second, or a number of bytes."""
 
 
 def _as_fraction(value: object) -> object:
-    """Accept "8/255" beside 0.031…, because that is how the field writes ε."""
+    """Accept "8/255" as well as 0.031…, because papers write ε this way."""
     if isinstance(value, str) and value.count("/") == 1:
         above, below = value.split("/")
         try:
@@ -36,18 +36,18 @@ def _as_fraction(value: object) -> object:
 
 
 def _within_pixels(value: float) -> float:
-    """At most 1; who writes 8 usually means 8 of 255 grey levels."""
+    """At most 1; a user who writes 8 usually means 8 of 255 grey levels."""
     if value > 1:
-        raise ValueError(f"at most 1, because pixels lie in [0, 1] ({length_hint(value)})")
+        raise ValueError(f"at most 1, because pixels are in [0, 1] ({length_hint(value)})")
     return value
 
 
 Pixels = Annotated[float, BeforeValidator(_as_fraction), Field(ge=0), AfterValidator(_within_pixels)]
-"""A distance in pixel space, where images lie in [0, 1]; the text "8/255" is accepted too."""
+"""A distance in pixel space, where images are in [0, 1]; the text "8/255" is accepted too."""
 
 
 class Section(BaseModel):
-    """What all sections have in common: they cannot be changed, and a key they do not know is an error."""
+    """The base of all sections: they are immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -57,7 +57,7 @@ class DataConfig(Section):
 
     name: str = Field("digits-mini", description=f"{alternatives(AVAILABLE, 'a folder root/<domain>/<class>/*')}.")
     domains: tuple[str, ...] | None = None
-    """The domains that take part, in this order; None takes all."""
+    """The domains to use, in this order; None uses all."""
     image_size: int | None = Field(default=None, ge=8, le=1024)
     """Side of the square images in pixels; None keeps the data set's own (28 for digits, 256 for photographs)."""
 
@@ -89,10 +89,10 @@ Speeds = tuple[Rate, Rate, Rate]
 
 
 class DutyConfig(Section):
-    """What a client does, and what its device can do, for whoever plans again."""
+    """What a client does, and what its device can do, which is needed to plan again."""
 
     at_share: float = Field(default=0.0, ge=0, le=1)
-    """The chance of each batch to be adversarial."""
+    """The probability that a batch is adversarial."""
     lam: float | None = Field(default=None, ge=0, le=1)
     """λ of a client without adversarial batches: 0 is plain standard training, None the method's."""
     speed: Speeds | None = None
@@ -116,7 +116,7 @@ class DutiesConfig(Section):
     """A plan: a duty for every client. `fedrbn plan -o` writes one."""
 
     deadline: float | None = Field(default=None, gt=0)
-    """Seconds per round that it was made for."""
+    """The deadline that the plan was made for, in seconds per round."""
     clients: dict[str, DutyConfig] = Field(min_length=1)
 
 
@@ -129,23 +129,23 @@ class FederationConfig(Section):
     users_per_domain: int = Field(default=10, ge=1)
     """Users that share each domain's images."""
     fraction: Share = 0.3
-    """Part of each domain's training images that is used at all."""
+    """Part of each domain's training images that is used."""
     validation: float = Field(default=0.5, ge=0, lt=1)
     """Part of each user's training images that is held out for model selection."""
     partition: Partition = Partition()
     """How images are spread over users: uniform, dirichlet (sizes), label-skew, or a table with concentrations."""
     min_samples: int = Field(default=4, ge=2)
-    """Fewest training images a user may end up with (batch norm needs at least two)."""
+    """Minimum number of training images per user (batch norm needs at least two)."""
     test_samples: int | None = Field(default=None, ge=1)
-    """Most test images per user; None uses all. The test set of a domain is split among its users."""
+    """Maximum number of test images per user; None uses all. The test set of a domain is split among its users."""
     participants: Annotated[int, Field(ge=1)] | Share | None = None
-    """Users per round: a number, a share of all, or None for everybody."""
+    """Users per round: a number, a share of all, or None for all users."""
     at: AtUsers = 0.2
     """AT users: a ratio per domain, names of domains or users, or {ratio, domains} for the first or named domains."""
     duties: DutiesConfig | None = None
-    """A duty for every client in place of `at`: a file that fedrbn plan -o has written; the run keeps its content."""
+    """A duty for every client instead of `at`: a file written by fedrbn plan -o; the run keeps its content."""
     replan: int | None = Field(default=None, ge=1)
-    """Rounds after which duties are planned anew from measured times, again and again; None keeps them."""
+    """Number of rounds after which duties are planned again from measured times, repeatedly; None keeps them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -154,7 +154,7 @@ class FederationConfig(Section):
         if isinstance(values, dict):
             values = dict(values)
             if values.get("replan") is not None and values.get("duties") is None:
-                raise ValueError("got replan without duties; expected a plan to start from: federation.duties")
+                raise ValueError("got replan without duties; expected an initial plan. Set federation.duties")
             if isinstance(values.get("at"), str):
                 values["at"] = (values["at"],)
             if isinstance(values.get("partition"), str):
@@ -183,7 +183,7 @@ class ModelConfig(Section):
     width: float = Field(default=1.0, gt=0, le=4)
     """Scales every layer's channels; 1 is the paper's network."""
     momentum: float | None = Field(default=None, gt=0, le=1)
-    """How far running statistics of batch norm move towards those of a batch; None is the network's own, mostly 0.1."""
+    """How far batch norm's running statistics move towards those of a batch; None keeps the network's, usually 0.1."""
 
 
 class TrainConfig(Section):
@@ -194,7 +194,7 @@ class TrainConfig(Section):
     local_epochs: int = Field(default=1, ge=1)
     """Passes over a user's data per round."""
     batch_size: int = Field(default=32, ge=2)
-    """Images per step; a last batch of one joins the batch before it."""
+    """Images per step; a last batch of one image is merged into the batch before it."""
     lr: float = Field(default=1e-2, gt=0)
     """Learning rate of SGD."""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -203,7 +203,7 @@ class TrainConfig(Section):
     """Rounds between two validations; the last round is always validated."""
     aggregation: str = Field("mean", description=f"How uploads become the next weights: {alternatives(RULES)}.")
     at_weight: float | None = Field(default=None, gt=0)
-    """mean: how many times the samples of an AT user count, as in "uploads of AT users count twice"; 1 unless given."""
+    """mean: factor on the weight of AT users' samples, as in "uploads of AT users count twice"; 1 unless given."""
     slack: float | None = Field(default=None, ge=0, lt=1)
     """α of SFAT: AT users with the smallest losses weigh 1 + α, the others 1 − α; 1/6 unless given, as released."""
     slack_share: float | None = Field(default=None, gt=0, lt=1)
@@ -215,7 +215,7 @@ class TrainConfig(Section):
     keep: int | None = Field(default=None, ge=1)
     """Uploads that multi-krum averages; all but the malicious ones unless given."""
     bound: float | None = Field(default=None, gt=0)
-    """norm-bound: longest update of a client; the median of the round's lengths unless given."""
+    """norm-bound: largest norm of a client's update; the median norm of the round unless given."""
 
 
 class AttackConfig(Section):
@@ -223,13 +223,13 @@ class AttackConfig(Section):
 
     name: str = Field("pgd", description=f"{alternatives(ON_LOSS)}.")
     eps: Pixels = 8 / 255
-    """Most that a pixel may change; "8/255" is accepted."""
+    """Largest change of a pixel; "8/255" is accepted."""
     steps: int = Field(default=7, ge=1)
     """Gradient steps."""
     step_size: Pixels = 2 / 255
     """Length of a step."""
     threat: Literal["pixel", "authors-release"] = "pixel"
-    """pixel: ε in pixels, images in [0, 1]. authors-release: the released code's arithmetic, for comparison only."""
+    """pixel: ε in pixels, images in [0, 1]. authors-release: computes as the released code, for comparison only."""
 
 
 class MethodConfig(Section):
@@ -243,13 +243,13 @@ class MethodConfig(Section):
     temperature: float | None = Field(default=None, gt=0)
     """T of the softmax in Eq. 4."""
     donor_cap: Share | None = None
-    """Largest weight of one donor in Eq. 3; what it loses goes to the next similar ones."""
+    """Largest weight of one donor in Eq. 3; the excess goes to the other donors in proportion to their weights."""
     donor_mean: Literal["mean", "median", "trimmed"] | None = None
-    """How donors' statistics combine: the mean of Eq. 3, the weighted median, or without a quarter at either end."""
+    """How donors' statistics combine: the mean of Eq. 3, the weighted median, or a mean trimmed by 1/4 at each end."""
     donor_range: float | None = Field(default=None, ge=1)
-    """Refuse donors whose statistics are so many times as far off as the middle one's; None believes all of them."""
+    """Reject donors whose statistics deviate more than this many times the median deviation; None accepts all."""
     affine: Literal["shared", "separate"] | None = None
-    """One trainable w, b for both branches, or one pair each."""
+    """One trainable pair w, b for both branches, or one pair for each."""
     local: Literal["nothing", "bn-stats", "bn", "everything"] | None = None
     """What is kept per client and never averaged."""
     warmup: int | None = Field(default=None, ge=0)
@@ -259,7 +259,7 @@ class MethodConfig(Section):
     mu: float | None = Field(default=None, ge=0)
     """Weight of the proximal term (μ/2)‖w − w_t‖²."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """The server's momentum: this much of the last round's movement of the shared weights is added to this round's."""
+    """Server momentum: this fraction of the last round's update of the shared weights is added to this round's."""
     predict: Literal["clean", "noised"] | None = None
     """The branch that predicts and is attacked: clean is BN_c, noised is BN_a."""
     select: Literal["clean", "noised"] | None = None
@@ -270,45 +270,45 @@ class MethodConfig(Section):
     beta: float | None = Field(default=None, ge=0)
     """Weight of the KL divergence in TRADES and MART; 6 unless given."""
     at_share: Share | None = None
-    """Fractional AT: the chance of each batch of an AT user to be adversarial; the others are standard training."""
+    """Fractional AT: the probability that a batch of an AT user is adversarial; the others are standard training."""
     logits: Literal["plain", "calibrated"] | None = None
     """calibrated adds the log of the client's smoothed class prior to the logits in training, of the loss and of the
     attack on it (CalFAT). CalFAT's release attacks the KL divergence of calibrated logits, as method.at_loss = "trades"
     does here (and, unlike TRADES, minimises the calibrated cross-entropy alone); with "ce" it is the cross-entropy. It
     adds 0.1 · log of the class counts and multiplies the sum by 10; ours adds log π, as in its paper."""
     inner_lr: float | None = Field(default=None, gt=0)
-    """fatmeta: rate of the step that adapts, in training and before evaluation."""
+    """fatmeta: learning rate of the adaptation step, in training and before evaluation."""
     meta_lr: float | None = Field(default=None, gt=0)
-    """fatmeta: rate of the meta step, in place of train.lr."""
+    """fatmeta: learning rate of the meta step, instead of train.lr."""
     replays: int | None = Field(default=None, ge=1)
     """Free AT: replays of each batch of an AT user; train.rounds is divided by it. 4 unless given."""
     affine_lr: float | None = Field(default=None, gt=0)
-    """fedrob: step of the affine map Λx + δ; 0.00167 unless given."""
+    """fedrob: step size of the affine map Λx + δ; 0.00167 unless given."""
     gamma: float | None = Field(default=None, ge=0)
-    """fedrob: γ, how strongly the affine map is held at the identity; 300 unless given."""
+    """fedrob: γ, how strongly the affine map is pulled towards the identity; 300 unless given."""
     affine_steps: int | None = Field(default=None, ge=1)
-    """fedrob: steps of the affine map on each batch, before the weights take theirs; 7 unless given."""
+    """fedrob: steps of the affine map on each batch, before the step of the weights; 7 unless given."""
     ft_iterations: int | None = Field(default=None, ge=1)
     """finetune: steps of each ST user after the AT users have trained."""
     freeze: int | None = Field(default=None, ge=0)
-    """finetune: the network's first layers that ST users leave as they are, with the batch norm that follows them."""
+    """finetune: number of first layers that ST users freeze, together with the batch norm that follows them."""
 
 
 class FaultsConfig(Section):
-    """What happens when clients fail. As long as none does, nothing here changes the numbers."""
+    """What happens when clients fail. If none does, nothing here changes the results."""
 
     min_clients: Annotated[int, Field(ge=1)] | Share = 0.5
-    """Fewest good answers that finish a round: a number, or a share of the AT and of the ST users that were asked."""
+    """Minimum number of valid answers per round: a number, or a share of the AT and of the ST users that were asked."""
     deadline_seconds: float | None = Field(default=None, gt=0)
-    """A client that has not answered so long after it was asked is given up for the round; None waits for it."""
+    """Seconds after which a client that has not answered is dropped from the round; None waits for it."""
     on_too_few: Literal["stop", "wait"] = "stop"
-    """With fewer answers: stop and keep the state of the last round for --resume, or ask the missing ones again."""
+    """With too few answers: stop and keep the last round's state for --resume, or ask the missing clients again."""
     wait_seconds: float = Field(default=30.0, gt=0)
-    """How long to wait before they are asked again."""
+    """Seconds to wait before they are asked again."""
     max_update: float = Field(default=10.0, gt=0)
-    """An update whose norm is more than so many times that of the weights it started from is refused as exploded."""
+    """Reject an update whose norm is more than this many times the norm of the weights it started from."""
     stale_half_life: float = Field(default=10.0, gt=0)
-    """Answers an AT user has to miss in a row for its weight as a donor of BN_a (Eq. 4) to be halved."""
+    """Consecutive missed answers after which an AT user's weight as a donor of BN_a (Eq. 4) is halved."""
 
 
 class PrivacyConfig(Section):
@@ -317,19 +317,19 @@ class PrivacyConfig(Section):
     statistics_noise: float | None = Field(default=None, gt=0)
     """Noise multiplier of BN statistics: the standard deviation over the sensitivity, which is twice the clip."""
     statistics_clip: float | None = Field(default=None, gt=0)
-    """Length to which a change of statistics is cut, in units of the channels' own spread; 1 unless given."""
+    """Norm to which a change of statistics is clipped, in units of the channels' own spread; 1 unless given."""
     statistics_when: Literal["upload", "step"] | None = None
-    """upload: once before they leave the client. step: after every local step, too."""
+    """When they get noise. upload: once, before the upload. step: also after every local step."""
     update_noise: float | None = Field(default=None, gt=0)
     """Noise multiplier of the update of the weights."""
     update_clip: float | None = Field(default=None, gt=0)
-    """Length to which an update is cut; 1 unless given."""
+    """Norm to which an update is clipped; 1 unless given."""
     update_at: Literal["client", "server"] | None = None
-    """Where updates get their noise. client: the server need not be trusted. server: on the mean, so far less of it."""
+    """Where updates get noise. client: the server need not be trusted. server: only the mean, with far less noise."""
     delta: float | None = Field(default=None, gt=0, lt=1)
     """δ for which the ε spent is computed; 1e-5 unless given."""
     secret: bool | None = None
-    """Noise from the operating system's randomness, for deployments: a seeded run can be repeated, by anyone."""
+    """Take noise from the operating system, for deployments: anyone can recompute the noise of a seeded run."""
 
 
 class MaliceConfig(Section):
@@ -338,26 +338,26 @@ class MaliceConfig(Section):
     attack: Literal["sign-flip", "noise", "label-flip", "bn-variance", "bn-shift", "bn-swap"] | None = None
     """What they do: to their update, to their labels, or to the BN_a that they donate."""
     share: Share | None = None
-    """Their share of the clients, for the last three of the AT users; 0.2 unless given."""
+    """Their share of the clients (of the AT users for the bn- attacks); 0.2 unless given."""
     strength: float | None = Field(default=None, gt=0)
-    """s of the attack; 5 for updates, 10⁴ for the variance, 10 for the shift unless given."""
+    """Strength s of the attack; unless given 5 for updates, 10⁴ for the variance, 10 for the shift."""
 
 
 class RunConfig(Section):
-    """How and where it runs; nothing here changes the numbers beyond float rounding, except the seed."""
+    """How and where it runs; except for the seed, nothing here changes the results beyond float rounding."""
 
     seed: int = Field(default=1, ge=0, lt=2**63)
-    """Decides all randomness."""
+    """Seed of all randomness."""
     workers: int | None = Field(default=None, ge=1)
-    """Processes that train clients, one thread each; None takes one per core, 1 trains in this process."""
+    """Processes that train clients, one thread each; None uses one per core, 1 trains in this process."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
     """Where networks run; an accelerator is used from one process."""
     fast: bool = True
-    """Faster kernels on the CPU (see `nets.fast`): the same numbers up to float rounding."""
+    """Use faster kernels on the CPU (see `nets.fast`): the same results up to float rounding."""
     precision: Literal["auto", "bfloat16"] | None = None
     """bfloat16: convolutions and matrix products of training at half the digits; refused on a processor without
-    instructions for it that work. auto: bfloat16 where a short trial on the processor is at least 1.2 times as fast,
+    working instructions for it. auto: bfloat16 where a short trial on the processor is at least 1.2 times as fast,
     else float32; records say which, and a run that is continued keeps it. None is float32. Evaluation is in float32
     always."""
     out: str | None = None
-    """The run directory; None makes one under `runs/`."""
+    """The run directory; None creates one under `runs/`."""

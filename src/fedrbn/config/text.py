@@ -11,14 +11,14 @@ from typing import Any
 from fedrbn.errors import ConfigError
 
 _MOST_SHOWN = 200
-"""Characters of a wrong value in a message."""
+"""Maximum number of characters of a wrong value in a message."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The tables of a TOML text."""
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # tomllib lets some numbers and nesting fail in their own way
+    except (ValueError, RecursionError) as error:  # tomllib raises these for some numbers and for deep nesting
         raise ConfigError(
             f"got text that is not TOML ({error}); expected sections such as [data] with key = value lines. "
             "Strings need quotes."
@@ -34,7 +34,7 @@ def toml_value(text: str) -> Any:
 
 
 def shortened(value: object) -> str:
-    """A value as a message shows it: not a page of it, and not a number with more digits than Python would write."""
+    """A value for a message, shortened; a number with too many digits for Python to print is described instead."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -43,14 +43,14 @@ def shortened(value: object) -> str:
 
 
 def length_hint(length: float) -> str:
-    """What to write for a length in pixels, for a message about one that is not in [0, 1]."""
+    """The hint in a message about a length in pixels that is not in [0, 1]."""
     return f"did you mean {length:g}/255?" if 1 < length <= 255 else "such as 8/255"
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The known name that was probably meant: one that is only spelt otherwise comes before one that is similar.
+    """The known name that was probably meant; a different spelling of a name is preferred to a similar name.
 
-    Capitals and separators do not count, so that FedRBN and fed_rbn are fedrbn and never another method.
+    Case and separators are ignored, so FedRBN and fed_rbn match fedrbn and never another method.
     """
     spelt = {_letters(each): each for each in known}
     found = difflib.get_close_matches(_letters(name), spelt, n=1, cutoff=cutoff)
@@ -62,13 +62,13 @@ def _letters(name: str) -> str:
 
 
 def unknown_name(name: str, known: Iterable[str], what: str) -> str:
-    """The message for a name that is not known, with the nearest one that is."""
+    """The message for an unknown name, with the closest known one."""
     guess = nearest(name, known)
     remedy = f"did you mean {guess!r}?" if guess else f"choose from {', '.join(sorted(known))}."
     return f"got {shortened(name)}; expected a {what}: {remedy}"
 
 
 def require_known(name: str, known: Iterable[str], what: str) -> None:
-    """Refuse a name that is not known."""
+    """Refuse an unknown name."""
     if name not in known:
         raise ConfigError(unknown_name(name, known, what))

@@ -1,4 +1,4 @@
-"""Pydantic's errors in our words: which setting, what it got, what was expected, and what the setting means."""
+"""Pydantic's errors reworded: which setting, what it got, what was expected, and what the setting means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _OF_TYPE: Mapping[str, str] = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
-    "int_parsing_size": "a whole number of fewer digits",
+    "int_parsing_size": "a whole number with fewer digits",
     "int_from_float": "a whole number",
     "float_type": "a number",
     "float_parsing": "a number",
@@ -30,7 +30,7 @@ _OF_TYPE: Mapping[str, str] = {
     "dict_type": "a table such as { key = value }",
     "model_type": "a table such as { key = value }",
 }
-"""What was expected where a value is of another type. In a union every type that the value does not have says so."""
+"""What was expected if a value has the wrong type. A union reports such an error for each of its types."""
 
 _IN_RANGE: Mapping[str, str] = {
     "greater_than": "above {gt}",
@@ -41,20 +41,20 @@ _IN_RANGE: Mapping[str, str] = {
     "too_short": "at least {min_length} of them",
     "too_long": "at most {max_length} of them",
 }
-"""What was expected where the type is right."""
+"""What was expected if the type is right."""
 
 _MEMBERS = {"constrained-int": "a whole number", "constrained-float": "a number"}
 """Pydantic's names for members of a union that have a range."""
 
 _UNKNOWN_KEY = ("extra_forbidden", "invalid_key")
-"""A key that is not known, or not even text."""
+"""A key that is unknown or is not text."""
 
 _OWN_WORDS = "Value error, "
-"""Before the text of an error that one of our validators raises."""
+"""The prefix that pydantic adds to errors of our validators."""
 
 
 def explained(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> str:
-    """The errors of a value made of sections, a line for each setting."""
+    """The errors of an experiment's sections, one line per setting."""
     places: dict[tuple[int | str, ...], list[_Problem]] = {}
     for error in errors:
         places.setdefault(error["loc"][:2], []).append(_problem(error, root))
@@ -62,26 +62,26 @@ def explained(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> str:
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
-    """What a setting can be, if its type is a choice between words or None; else nothing."""
+    """The choices of a setting, if its type is a choice between words or None; otherwise empty."""
     members = [member for member in _members(annotation) if member is not type(None)]
     return _words(annotation) if all(get_origin(member) is Literal for member in members) else ()
 
 
 def quoted(words: Sequence[str]) -> str:
-    """Words as TOML writes them: one, or the list of which one is chosen."""
+    """Words in TOML's quotes: a single word, or "one of" a list."""
     listed = ", ".join(json.dumps(word) for word in words)
     return listed if len(words) == 1 else f"one of {listed}"
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """An error, and the setting in which it is."""
+    """An error and its setting."""
 
     error: ErrorDetails
     path: tuple[int | str, ...]
-    """Keys and places in lists, from the section down."""
+    """Keys and list indices, from the section down."""
     field: FieldInfo | None
-    """The innermost setting that there is on this path."""
+    """The innermost known setting on this path."""
     siblings: tuple[str, ...]
     """The keys next to the last one of the path."""
 
@@ -93,13 +93,13 @@ class _Problem:
 
     @property
     def of_type(self) -> bool:
-        """Whether the value is of another type than this one."""
+        """Whether the error says that the value has the wrong type."""
         kind = self.error["type"]
         return kind in _OF_TYPE or (kind == "literal_error" and not isinstance(self.error["input"], str))
 
 
 def _problem(error: ErrorDetails, root: type[BaseModel]) -> _Problem:
-    """Follow an error's place through the settings; pydantic's names for the members of a union are left out."""
+    """Follow the location of an error through the settings; pydantic's names for members of a union are skipped."""
     path: list[int | str] = []
     field, siblings, models = None, tuple(root.model_fields), [root]
     last = len(error["loc"]) - 1
@@ -117,10 +117,10 @@ def _problem(error: ErrorDetails, root: type[BaseModel]) -> _Problem:
 
 
 def _closest(problems: list[_Problem]) -> list[_Problem]:
-    """Of the errors of one setting, which a union has several of, those of the member that was meant.
+    """Of the errors of one setting, those of the union member that the user probably meant.
 
-    That is the one whose inside was reached; then the one with a key that it does not have; then the one whose type
-    the value has.
+    A union reports errors for each member. In order of preference: the member with the deepest error, the one with an
+    unknown key, the one whose type matches the value.
     """
     deepest = max(len(problem.path) for problem in problems)
     inner = [problem for problem in problems if len(problem.path) == deepest]
@@ -131,13 +131,13 @@ def _closest(problems: list[_Problem]) -> list[_Problem]:
 def _line(problems: list[_Problem], root: type[BaseModel]) -> str:
     first = problems[0]
     got = shortened(first.error["input"])
-    if not first.path:  # not even sections
+    if not first.path:  # there are no sections
         return f"got {got}; expected sections such as [data] with key = value lines."
     if first.error["type"] in _UNKNOWN_KEY:
         return unknown_name(str(first.path[-1]), first.siblings, _kind_of_key(first))
     if len(first.path) == 1:
         own = first.error["msg"].removeprefix(_OWN_WORDS)
-        table = f"got {got}; expected a table of settings: [{first.name}] and key = value lines below."
+        table = f"got {got}; expected a table of settings: [{first.name}] followed by key = value lines."
         return f"[{first.name}]: {table if own == first.error['msg'] else own}"
     if first.error["type"] == "missing":
         return f"{first.name}: got nothing; expected a value next to {got}.{_meaning(first, root)}"
@@ -171,7 +171,7 @@ def _joined(phrases: list[str]) -> str:
 
 
 def _guess(problems: list[_Problem]) -> str:
-    """The end of the sentence, with the word that a misspelt one is closest to."""
+    """The end of the sentence, with the closest word to a misspelt one."""
     got = problems[0].error["input"]
     words = [word for problem in problems if problem.field for word in _words(problem.field.annotation)]
     meant = nearest(got, words) if isinstance(got, str) and len(words) > 1 else None
@@ -179,7 +179,7 @@ def _guess(problems: list[_Problem]) -> str:
 
 
 def _meaning(problem: _Problem, root: type[BaseModel]) -> str:
-    """The sentence that says what a setting is for, which the schema has for each key of a section."""
+    """The sentence of the schema that says what a setting means."""
     section, key = problem.path[:2]
     (model,) = _models(root.model_fields[str(section)].annotation)
     described = " ".join((model.model_fields[str(key)].description or "").split())
@@ -187,7 +187,7 @@ def _meaning(problem: _Problem, root: type[BaseModel]) -> str:
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """The members of a union, or the type itself; what `Annotated` adds is left out."""
+    """The members of a union, or the type itself, without what `Annotated` adds."""
     arguments = get_args(annotation)
     if get_origin(annotation) is Literal or not arguments:
         yield annotation

@@ -3,10 +3,10 @@
     cost_of(assembly)["macs_per_epoch"]     # {"paper": 2943630704640, "actual": 2257778503680}
     cost(experiment, scale="paper")         # the same from declared sizes: no image is opened
 
-`paper` is the convention behind the paper's column T. An image costs, in forward passes of which a backward is worth
-two: ST 3, PNC 6, PNC with λ = 1 4, AT with n steps (n + 1)·3; every user's images are rounded up to whole batches; a
-forward pass is what convolutions and linear layers multiply, plus two for every number that batch norm puts out.
-`actual` is what our code executes while a client of each duty trains, by the formulas of PyTorch's flop counter.
+`paper` is the convention behind the paper's column T. The cost of an image is in forward passes; a backward pass counts
+as two: ST 3, PNC 6, PNC with λ = 1 4, AT with n steps (n + 1)·3. Every user's images are rounded up to whole batches. A
+forward pass counts the MACs of convolutions and linear layers, plus two for every number that batch norm outputs.
+`actual` is what our code executes while a client with each duty trains, by the formulas of PyTorch's flop counter.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from fedrbn.randomness import generator
 from fedrbn.types import Branch, Duty, Member, Role, Stats
 
 _BATCH = 2
-"""Images in a batch of the trial: the fewest that batch norm can train on. Operations are proportional to images."""
+"""Images per batch of the trial: the minimum for batch norm. Operations are proportional to images."""
 _BATCHES = 2
 """Batches in the trial: methods that adapt on one batch and train on another need two."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of tensors that travel, without what the network protocol adds."""
+    """Bytes of the transferred tensors, without the overhead of the network protocol."""
 
     down: int
     up: int
 
 
 def cost(experiment: Experiment, scale: Scale | None = None) -> dict[str, Any]:
-    """The cost of an experiment, see `cost_of`; `scale` takes the paper's sizes in place of those of our files."""
+    """The cost of an experiment, see `cost_of`; `scale` uses the paper's data sizes instead of those of our files."""
     return cost_of(without_images(experiment, scale))
 
 
 def without_images(experiment: Experiment, scale: Scale | None = None) -> Assembly:
-    """An experiment assembled from the declared sizes of its data; images are opened only where none are declared."""
+    """An experiment assembled from the declared sizes of its data; images are read only if no sizes are declared."""
     data = declared(experiment.data, scale)
     if data is None and scale is not None:
         raise ConfigError(
@@ -74,9 +74,9 @@ def without_images(experiment: Experiment, scale: Scale | None = None) -> Assemb
 
 
 def cost_of(prepared: PreparedExperiment) -> dict[str, Any]:
-    """What a run costs, as JSON values: MACs of an epoch of all users, of all rounds, of an image; bytes that travel.
+    """The cost of a run as JSON values: MACs per epoch of all users, of all rounds, per image; bytes transferred.
 
-    ST users count as calibrating, if the method does: so they do in every round but the first few. Where clients are
+    ST users count as calibrating if the method calibrates, as they do in all but the first few rounds. If clients are
     sampled or take turns (fine-tuning), a round is the mean of all rounds.
     """
     plan = prepared.plan
@@ -98,7 +98,7 @@ def cost_of(prepared: PreparedExperiment) -> dict[str, Any]:
 
 
 def per_epoch(plan: Plan, paper: Mapping[Duty, int], actual: Mapping[Duty, int]) -> dict[str, int]:
-    """Both counts of one epoch of all users, from what an image costs."""
+    """Both counts of one epoch of all users, from the cost per image."""
     return {
         "paper": sum(paper[member.duty] * padded(plan, member) for member in plan.members),
         "actual": round(sum(actual[member.duty] * seen(plan, member) for member in plan.members)),
@@ -115,7 +115,7 @@ def _total(plan: Plan, paper: Mapping[Duty, int], actual: Mapping[Duty, int]) ->
 
 
 def paper_macs(prepared: PreparedExperiment) -> dict[Duty, int]:
-    """What training on one image costs a client with each duty, in the paper's count."""
+    """The training cost of one image for each duty, in the paper's count."""
     forward = paper_forward_macs(prepared.net, prepared.outline.image_shape)
     return {duty: round(forward * paper_units(prepared, duty)) for duty in duties(prepared.plan)}
 
@@ -144,7 +144,7 @@ def paper_forward_macs(net: DualNet, image_shape: tuple[int, int, int]) -> int:
 
 
 def paper_units(prepared: PreparedExperiment, duty: Duty) -> float:
-    """What training on one image costs in forward passes, in the paper's count. Its AT omits the clean pass."""
+    """The training cost of one image in forward passes, in the paper's count, which omits the clean pass of AT."""
     method = prepared.plan.method
     standard = units(PLAIN, 0)
     if duty.role is Role.AT:
@@ -163,7 +163,7 @@ def paper_units(prepared: PreparedExperiment, duty: Duty) -> float:
 
 
 def actual_macs(prepared: PreparedExperiment) -> dict[Duty, int]:
-    """What training on one image costs a client with each duty: all that is executed in a real local update."""
+    """The training cost of one image for each duty: everything that a real local update executes."""
     net, shape = copy.deepcopy(prepared.net), prepared.outline.image_shape
     return {duty: actual_macs_of(net, prepared.plan, duty, shape) for duty in duties(prepared.plan)}
 
@@ -174,7 +174,7 @@ def actual_macs_of(net: DualNet, plan: Plan, duty: Duty, image_shape: tuple[int,
 
 
 def _kinds(plan: Plan, duty: Duty) -> list[tuple[float, Method]]:
-    """Where batches of two kinds are drawn at random, a method for each kind and its share: no mean of a few draws."""
+    """If batches are of two random kinds, one method per kind with its share, so that no draws have to be averaged."""
     method = plan.method
     share = _adversarial_share(method, duty)
     if 0 < share < 1:
@@ -189,12 +189,12 @@ def _kinds(plan: Plan, duty: Duty) -> list[tuple[float, Method]]:
 
 
 def _adversarial_share(method: Method, duty: Duty) -> float:
-    """The part of a client's batches that is adversarial, by its duty and by the method."""
+    """The share of a client's batches that is adversarial, by its duty and by the method."""
     return duty.at_share * (method.at.share if isinstance(method.at, Fractional) else 1.0)
 
 
 def _trial(net: DualNet, plan: Plan, method: Method, duty: Duty, image_shape: tuple[int, int, int]) -> float:
-    """MACs per image of a client with a handful of random images; an AT user trains all of them by `method.at`."""
+    """MACs per image of a client with a few random images; an AT user trains all of them with `method.at`."""
     whole = Role.AT.duty if duty.role is Role.AT else duty
     count = _BATCH * _BATCHES
     images = torch.randint(0, 256, (count, *image_shape), generator=generator(0, "cost"), dtype=torch.uint8)
@@ -223,8 +223,7 @@ def _trial(net: DualNet, plan: Plan, method: Method, duty: Duty, image_shape: tu
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the MACs of every operation executed within its block, by the formulas of PyTorch's flop counter.
 
-    `FlopCounterMode` itself also keeps track of modules, which fails when an attack asks for the gradient at the input
-    only.
+    `FlopCounterMode` itself also tracks modules, which fails when an attack computes the gradient of the input only.
     """
 
     def __init__(self) -> None:
@@ -234,7 +233,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Execute one operation; convolutions and products of matrices are counted, forward and backward."""
+        """Execute one operation; convolutions and matrix products are counted, forward and backward."""
         named = dict(kwargs or {})
         result = func(*args, **named)
         formula = flop_registry.get(func._overloadpacket)
@@ -257,7 +256,7 @@ def padded(plan: Plan, member: Member) -> int:
 
 
 def seen(plan: Plan, member: Member) -> float:
-    """The images that a user really trains on in an epoch."""
+    """The images that a user actually trains on in an epoch."""
     fixed = plan.schedule.steps()
     if fixed is None:
         return member.samples
@@ -267,7 +266,7 @@ def seen(plan: Plan, member: Member) -> float:
 
 
 def _epochs(plan: Plan, phase: Phase, member: Member) -> float:
-    """Epochs of a member in a phase, in the mean over who is sampled."""
+    """Expected epochs of a member in a phase, over the sampling of clients."""
     if phase.iterations is None:
         count: float = phase.rounds * plan.train.local_epochs
     else:
@@ -283,18 +282,18 @@ def _turns(plan: Plan, member: Member) -> float:
 
 
 def _chance(plan: Plan, phase: Phase, member: Member) -> float:
-    """How likely a member is to take part in a round of a phase."""
+    """The probability that a member takes part in a round of a phase."""
     candidates = sum(other.role in phase.roles for other in plan.members)
     return min(1.0, (plan.participants or candidates) / candidates) if member.role in phase.roles else 0.0
 
 
 def duties(plan: Plan) -> list[Duty]:
-    """The duties that occur, those with most AT first."""
+    """The duties that occur, sorted from most to least AT."""
     return sorted(
         {member.duty for member in plan.members}, key=lambda duty: (-duty.at_share, duty.lam or 0.0, str(duty))
     )
 
 
 def _calibrates(plan: Plan) -> bool:
-    """Whether ST users calibrate: the method has it, and there is somebody to receive BN_a from."""
+    """Whether ST users calibrate: the method does so, and there is a donor of BN_a."""
     return plan.method.calibration is not None and any(member.role is Role.AT for member in plan.members)

@@ -1,4 +1,4 @@
-"""How a time is written for people, wherever it is shown."""
+"""Durations as readable text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 
 def duration(seconds: float) -> str:
-    """About so long: 40 s, 12 min, 3.5 h, 2 d. A unit is used from one and a half of it on."""
+    """A rounded duration: 40 s, 12 min, 3.5 h, 2 d. A unit is used from 1.5 of it upwards."""
     for unit, size in _UNITS:
         if seconds >= 1.5 * size:
             digits = 0 if unit == "min" else 1

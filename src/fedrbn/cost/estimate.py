@@ -23,19 +23,19 @@ from fedrbn.randomness import generator
 from fedrbn.types import Branch, Duty, Role, Stats
 
 _WORKER_SECONDS = 4.0
-"""Processor time in which a worker process imports PyTorch and this package."""
+"""CPU time that a worker process needs to import PyTorch and this package."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted seconds of the parts of a run, if the machine stays as busy as it is."""
+    """Predicted seconds of the parts of a run, if the load of the machine stays the same."""
 
     startup: float
-    """Until all workers are there."""
+    """Until all workers have started."""
     training: float
-    """All rounds that are left, with their validation."""
+    """All remaining rounds, with their validation."""
     evaluation: float
-    """Of the chosen state on the test images, under attack, adaptive attacks included."""
+    """Evaluation of the chosen state on the test images under attack, including adaptive attacks."""
 
     @property
     def total(self) -> float:
@@ -44,7 +44,7 @@ class Estimate:
 
 
 def estimate(assembly: Assembly, finished: int = 0) -> Estimate:
-    """How long the run will take from here, with so many rounds finished before."""
+    """How long the rest of the run will take, after `finished` rounds."""
     step = {duty: _step_seconds(assembly, duty) for duty in duties(assembly.plan)}
     image, gradient = _pass_seconds(assembly)
     attack = gradient * assembly.experiment.attack.steps + image
@@ -59,20 +59,20 @@ def estimate(assembly: Assembly, finished: int = 0) -> Estimate:
     validation = sum(len(c.validation) * (attack if c.role is Role.AT else image) for c in clients)
     validations = math.ceil((assembly.plan.schedule.rounds - finished) / train.validate_every)
     branches = len(assembly.plan.method.branches)
-    # Each branch is attacked for itself. The adaptive adversary also tries the other branch, and both at once.
+    # Each branch is attacked separately. The adaptive adversary also tries the other branch, and both at once.
     attacks = branches if branches == 1 else branches + (branches - 1) + branches
     evaluation = sum(len(c.test) for c in clients) * attacks * (attack + image)
     return Estimate(
         startup=0.0 if workers == 1 else _WORKER_SECONDS * math.ceil(workers / cores()),
         training=(training + validations * validation) / workers,
-        evaluation=evaluation / workers + sum(step.values()),  # and the trial that counts operations
+        evaluation=evaluation / workers + sum(step.values()),  # plus the trial that counts operations
     )
 
 
 def _step_seconds(assembly: Assembly, duty: Duty) -> float:
-    """One training step of a client with this duty, on a copy of the network: half of two, because some need pairs.
+    """Seconds of one training step with this duty, on a copy of the network: half of two, because some need pairs.
 
-    Where a share of the batches is adversarial, it is that share of such a step and the rest of a standard one.
+    If a share of the batches is adversarial, it is the weighted mean of an adversarial and a standard step.
     """
     if 0 < duty.at_share < 1:
         whole, plain = _step_seconds(assembly, Role.AT.duty), _step_seconds(assembly, PLAIN)
@@ -88,7 +88,7 @@ def _step_seconds(assembly: Assembly, duty: Duty) -> float:
 
 
 def _pass_seconds(assembly: Assembly) -> tuple[float, float]:
-    """One pass forward, and one that goes back to the pixels, per image."""
+    """Seconds per image of a forward pass, and of a pass forward and back to the pixels."""
     net, images = assembly.net, assembly.federation.clients[0].test
     x = images.pixels(slice(0, 32))[0].to(next(net.parameters()).device)
 

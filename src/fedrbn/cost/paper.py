@@ -1,4 +1,4 @@
-"""The cost column T of the paper's benchmark, and the total of Free AT, counted anew from the sizes behind it."""
+"""The cost column T of the paper's benchmark and the total of Free AT, recomputed from the data sizes behind them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedrbn.federated.assemble import Assembly
 from fedrbn.types import Duty, Role
 
 ONE_DOMAIN = {"digits": "mnist", "domainnet": "real"}
-"""The data sets of the benchmark, and the domain whose users are AT users where only one domain's are."""
+"""The data sets of the benchmark, and the domain of the AT users in the setting where only one domain has any."""
 LAMBDAS = (0.0, 0.5, 1.0)
 
 
@@ -38,7 +38,7 @@ def benchmark() -> Iterator[BenchmarkCost]:
                 assembly = setting(data, users, lam)
                 prices = {duty: (duty, lam if duty.role is Role.ST else 0.0) for duty in duties(assembly.plan)}
                 for duty, key in prices.items():
-                    if key not in actual:  # on AlexNet a trial takes seconds, and what an AT user does has no λ
+                    if key not in actual:  # on AlexNet a trial takes seconds, and AT users do not depend on λ
                         net, shape = copy.deepcopy(assembly.net), assembly.federation.image_shape
                         actual[key] = actual_macs_of(net, assembly.plan, duty, shape)
                 spent = per_epoch(
@@ -56,8 +56,8 @@ def setting(data: str, at: AtUsers, lam: float) -> Assembly:
 def free_at_total() -> int:
     """MACs of all 300 epochs of Free AT by all users of Digits, in the paper's count.
 
-    A replay of a batch takes the gradient for the weights and for the noise from one backward pass, so it costs as
-    much as standard training; the m replays of every batch and the division of the epochs by m cancel out.
+    A replay of a batch gets the gradients of the weights and of the noise from one backward pass, so it costs as much
+    as standard training; the m replays of every batch and the division of the epochs by m cancel out.
     """
     assembly = setting("digits", 1.0, 0.0)
     images = sum(padded(assembly.plan, member) for member in assembly.plan.members)

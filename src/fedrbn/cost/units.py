@@ -1,4 +1,4 @@
-"""What one image costs a client with a duty, in forward passes; a backward pass counts as two.
+"""The cost of one image for a client with a duty, in forward passes; a backward pass counts as two.
 
 ST 3, PNC 6 (4 if λ = 1, where the clean loss needs no backward), AT with n steps (n + 1)·3 + 3.
 """
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from fedrbn.types import Duty, Role
 
 PLAIN = Duty(lam=0.0)
-"""Standard training without calibration: what every other duty is compared with."""
+"""Standard training without calibration: the reference for every other duty."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Passes of one image; an attack's step goes forward and back."""
+    """Passes of one image; an attack's step is a forward and a backward pass."""
 
     forward: float
     backward: float
@@ -28,7 +28,7 @@ class Passes:
 
 
 def passes(duty: Duty, attack_steps: int) -> Passes:
-    """What one image costs, in the mean over batches; a duty whose λ is left open counts as plain standard training."""
+    """The mean cost of one image over batches; a duty without λ counts as plain standard training."""
     if duty.role is Role.AT:
         share = duty.at_share  # the other batches are standard training: one pass forward and one back
         return Passes(1 + share, 1 + share, share * attack_steps)

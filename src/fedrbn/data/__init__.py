@@ -3,7 +3,7 @@
     dataset = load("digits-mini")
     federation = build(dataset, FederationConfig(), seed=1)      # from fedrbn.data.federation
 
-Importing this package is cheap: PyTorch and the data come in when `load` is called.
+Importing this package is cheap: PyTorch and the data are loaded when `load` is called.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def load(name: str, image_size: int | None = None) -> DataSet | Federation:
     """A data set by name, by the path of an image folder, or by `package.module:object`.
 
-    The object is a `DataSet`, a `Federation` whose clients have their data already, or a function that takes
-    image_size (a number of pixels, or None for the data's own size) and returns either.
+    The object is a `DataSet`, a `Federation` whose clients already have their data, or a function that takes
+    image_size (a number of pixels, or None for the data's own size) and returns one of these.
     """
-    from fedrbn.config import plugins  # noqa: PLC0415  (this function is where the light import ends)
+    from fedrbn.config import plugins  # noqa: PLC0415  (keeps the import of this package cheap)
 
     if name == plugins.GIVEN:
         raise plugins.given_again("data")
@@ -42,10 +42,10 @@ def load(name: str, image_size: int | None = None) -> DataSet | Federation:
         return _load_own(name, image_size)
     if len(PurePath(name).parts) > 1:
         raise DataError(
-            f"got data {name!r}, which is not a folder here; expected <root>/<domain>/<class>/*.jpg|jpeg|png|webp. "
+            f"got data {name!r}, which is not a folder; expected <root>/<domain>/<class>/*.jpg|jpeg|png|webp. "
             f"Correct the path, or use one of {', '.join(AVAILABLE)}."
         )
-    raise ConfigError(f"{plugins.unknown('data', name, AVAILABLE)} There is no folder {name!r} here either.")
+    raise ConfigError(f"{plugins.unknown('data', name, AVAILABLE)} There is no folder {name!r} either.")
 
 
 def _load_own(name: str, image_size: int | None) -> DataSet | Federation:

@@ -13,7 +13,7 @@ MOST_DEGREES = 30.0
 
 def augment(x: Tensor, generator: Generator) -> Tensor:
     """Each image [n, c, h, w] mirrored with probability 1/2, then rotated by an angle drawn evenly from ±30°."""
-    # Drawn on the CPU whatever the device, so that the same seed turns the same images everywhere.
+    # Always drawn on the CPU, so that a seed gives the same rotations on every device.
     mirror = torch.rand(len(x), generator=generator) < 0.5
     degrees = (torch.rand(len(x), generator=generator) * 2 - 1) * MOST_DEGREES
     return turned(x, mirror, degrees)
@@ -22,14 +22,14 @@ def augment(x: Tensor, generator: Generator) -> Tensor:
 def turned(x: Tensor, mirror: Tensor, degrees: Tensor) -> Tensor:
     """Images mirrored left to right where `mirror` [n] says so, then rotated counter-clockwise by `degrees` [n].
 
-    One look-up does both. It takes the nearest pixel, so that no new brightness arises, and black beyond the edges.
+    One lookup does both. It takes the nearest pixel, so that no new pixel values appear, and black beyond the edges.
     """
     height, width = x.shape[2:]
     angle = (degrees * (math.pi / 180)).to(x)
     cos, sin = angle.cos(), angle.sin()
     side = 1 - 2 * mirror.to(x)
-    # For each pixel of the result, where it comes from: the rotation undone, then the mirror. Coordinates run from -1
-    # to 1 along either side, so a rotation has to be stretched where the sides differ; y points down.
+    # The source of each pixel of the result: undo the rotation, then the mirror. Coordinates run from -1 to 1 along
+    # each side, so the rotation must be scaled if the sides differ; y points down.
     zero = torch.zeros_like(cos)
     rows = [
         torch.stack([side * cos, -side * sin * (height / width), zero], dim=1),

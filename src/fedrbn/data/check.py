@@ -1,4 +1,4 @@
-"""What to know about data before training on them: sizes, balance, broken files, and leaks from train to test."""
+"""Check data before training: sizes, class balance, broken files, and leaks from train to test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedrbn.data.train_test import stratified
 
 @dataclass(frozen=True)
 class DomainReport:
-    """One domain: images per class in either part, widths and heights, and classes without any image."""
+    """One domain: images per class in each part, widths and heights, and classes without images."""
 
     name: str
     train: dict[str, int]
@@ -41,12 +41,12 @@ class Pair:
     train: str
     test: str
     difference: float
-    """0 if all pixels are equal, else what part of the contrast they differ by."""
+    """0 if all pixels are equal, else the difference as a fraction of the contrast."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The whole check."""
+    """The result of the whole check."""
 
     name: str
     classes: tuple[str, ...]
@@ -65,9 +65,9 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Two classes to tell apart, no broken file, and no test image that is also trained on.
+        """Whether there are two classes, no broken file, and no test image that is also a training image.
 
-        Near duplicates and ignored files are for a person to judge.
+        Near duplicates and ignored files do not fail the check: a person has to judge them.
         """
         return len(self.filled) >= LEAST_CLASSES and not self.broken and not self.exact
 
@@ -88,7 +88,7 @@ class _Part:
 
 
 def check(name: str) -> Report:
-    """Check an image folder file by file, or any other data as `data.load` gives them."""
+    """Check an image folder file by file, or any other data as `data.load` returns them."""
     folder = folder_named(name)
     if folder is not None:
         return check_folder(folder)
@@ -104,7 +104,7 @@ def _subfolder(name: str) -> str:
 
 
 def check_folder(root: Path) -> Report:
-    """Every image below `root`; those that cannot be decoded are listed, and the rest is checked without them."""
+    """Check every image below `root`; images that cannot be decoded are listed and left out of the other checks."""
     folders = parts_of(root)
     classes = tuple(sorted({path.name for parts in folders.values() for part in parts for path in subfolders(part)}))
     broken: list[str] = []
@@ -117,7 +117,7 @@ def check_folder(root: Path) -> Report:
 
 
 def check_samples(dataset: DataSet, broken: tuple[str, ...] = ()) -> Report:
-    """Data that are in memory, at the size in which they are."""
+    """Check data in memory, at their current size."""
     domains = {
         domain.name: (_loaded(domain.train, f"{domain.name} train"), _loaded(domain.test, f"{domain.name} test"))
         for domain in dataset.domains
@@ -143,7 +143,7 @@ def _scan(root: Path, folder: Path, classes: tuple[str, ...], broken: list[str])
 
 
 def _split(part: _Part) -> tuple[_Part, _Part]:
-    """The parts that `image_folder` would make of these images."""
+    """The train and test parts that `image_folder` would make from these images."""
     if not part.names:
         return part, part
     train, test = stratified(part.labels, TEST_SHARE, SPLIT_SEED)
@@ -164,7 +164,7 @@ def _report(
     name: str, classes: tuple[str, ...], domains: dict[str, tuple[_Part, _Part]], broken: tuple[str, ...]
 ) -> Report:
     train, test = ([parts[i] for parts in domains.values()] for i in (0, 1))
-    # Across domains too: they train one network together.
+    # Also across domains, because they train one network together.
     train_names, test_names = ([name_ for part in parts for name_ in part.names] for parts in (train, test))
     pairs = [
         Pair(train_names[match.train], test_names[match.test], match.difference)

@@ -1,7 +1,7 @@
-"""Data sets without their pixels: as many images as are declared, of the declared size, in no memory.
+"""Data sets without pixels: the declared number of images of the declared size, using no memory.
 
-What a federation costs depends on how many images each user has, not on what they show. A stand-in is divided among the
-same users in the same way as the real data, and no file is opened.
+The cost of a federation depends on how many images each user has, not on their content. A stand-in is divided among
+the same users in the same way as the real data, and no file is opened.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fedrbn.data import AVAILABLE, Description
 from fedrbn.data.samples import DataSet, Domain, Samples
 
 Scale: TypeAlias = Literal["paper"]
-"""Whose sizes to use instead of those of our own files."""
+"""Which data sizes to use instead of those of our files."""
 
 _CLASSES = 10
-"""Of every data set that has a name of its own."""
+"""The number of classes of every named data set."""
 _CHANNELS = 3
 
 PAPER: Mapping[str, Description] = {
@@ -34,7 +34,7 @@ PAPER: Mapping[str, Description] = {
 
 
 def declared(config: DataConfig, scale: Scale | None = None) -> DataSet | None:
-    """The stand-in for the data of a config; None if nobody has declared how many images there are."""
+    """The stand-in for the data of a config; None if their number of images is not declared."""
     description = (AVAILABLE if scale is None else PAPER).get(config.name)
     if description is None or not description.train:
         return None
@@ -44,7 +44,7 @@ def declared(config: DataConfig, scale: Scale | None = None) -> DataSet | None:
 
 def _stand_in(name: str, description: Description, side: int) -> DataSet:
     def blank(count: int) -> Samples:
-        # PyTorch's meta device: tensors that have a shape and no content.
+        # PyTorch's meta device: tensors with a shape but no content.
         images = torch.empty(count, _CHANNELS, side, side, dtype=torch.uint8, device="meta")
         return Samples(images, torch.arange(count) % _CLASSES)
 

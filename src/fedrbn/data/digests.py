@@ -1,4 +1,4 @@
-"""Digests that name samples, so that evaluations on the same images can be told from others."""
+"""Digests of samples, which show whether two evaluations used the same images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedrbn.data.samples import Samples
 
 
 def digest_of(samples: Samples) -> str:
-    """Sixty-four hex digits that name these samples and their order; the samples cannot be found from them."""
+    """64 hex digits that identify these samples and their order; the samples cannot be recovered from them."""
     hasher = hashlib.sha256()
     hasher.update(samples.images.numpy().tobytes())
     hasher.update(samples.labels.numpy().tobytes())
@@ -17,7 +17,7 @@ def digest_of(samples: Samples) -> str:
 
 
 def digest_of_all(clients: Iterable[tuple[str, str]]) -> str:
-    """Twelve hex digits from every client's id and digest: what a client says is enough to compare test samples."""
+    """12 hex digits from all clients' ids and digests, so that test samples can be compared without sharing them."""
     hasher = hashlib.sha256()
     for client, digest in clients:
         hasher.update(f"{client} {digest}\n".encode())

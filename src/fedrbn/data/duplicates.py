@@ -1,8 +1,8 @@
 """Images that are in the training and in the test part: equal in every pixel, or nearly so.
 
-Near ones are found in two steps. A 64-bit difference hash (dHash) says for an 8 x 9 picture whether each pixel is
-brighter than its left neighbour; few differing bits make a candidate, cheaply. Simple drawings share hashes without
-being copies (all slim digits 1 look alike to it), so candidates must also agree as 16 x 16 pictures.
+Near duplicates are found in two steps. A 64-bit difference hash (dHash) says for an 8 x 9 thumbnail whether each pixel
+is brighter than its left neighbour; two images whose hashes differ in few bits are candidates. Simple drawings can have
+equal hashes without being copies (such as thin digits 1), so candidates must also agree as 16 x 16 thumbnails.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch.nn import functional as F
 MOST_BITS = 4
 """Candidates differ in at most this many of the 64 bits."""
 MOST_DIFFERENCE = 0.05
-"""Near duplicates differ by at most this part of their contrast. Measured on real data: of photographs in
-Office-Caltech10 it finds every copy saved at JPEG quality 50 and four of five at half the size, and it takes no two
-digits of MNIST, SVHN, USPS or MNIST-M for copies; at 0.08 it would take 48 pairs of USPS."""
+"""Near duplicates differ by at most this fraction of their contrast. Measured on real data: of photographs in
+Office-Caltech10 it finds every copy saved at JPEG quality 50 and four of five at half the size. It reports no pair of
+digits of MNIST, SVHN, USPS or MNIST-M as copies; at 0.08 it would report 48 pairs of USPS."""
 
 _THUMBNAIL = 16
 _FLAT = 16.0
-"""Added to the contrast, so that noise on flat pictures counts for little."""
+"""Added to the contrast, so that noise on flat images has little effect."""
 _BLOCK = 4_000_000
 _CANDIDATES = 20_000
 _BATCH = 2048
@@ -34,7 +34,7 @@ _BATCH = 2048
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """What is compared of n images: digests of their pixels, hashes uint64 [n], thumbnails float32 [n, 256]."""
+    """The compared features of n images: digests of their pixels, hashes uint64 [n], thumbnails float32 [n, 256]."""
 
     digests: list[bytes]
     hashes: NDArray[np.uint64]
@@ -50,7 +50,7 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class Match:
-    """A test image and the training image most like it; a difference of 0 means that all pixels are equal."""
+    """A test image and its most similar training image; a difference of 0 means that all pixels are equal."""
 
     train: int
     test: int
@@ -58,12 +58,12 @@ class Match:
 
 
 def fingerprints(images: Tensor) -> Fingerprints:
-    """Those of uint8 images [n, channels, height, width], in batches, which bounds the memory."""
+    """The fingerprints of uint8 images [n, channels, height, width], computed in batches to limit memory."""
     return joined([_batch(images[start : start + _BATCH]) for start in range(0, len(images), _BATCH)])
 
 
 def joined(parts: list[Fingerprints]) -> Fingerprints:
-    """One after the other."""
+    """The fingerprints of all parts, concatenated."""
     if not parts:
         return Fingerprints([], np.empty(0, np.uint64), torch.empty(0, _THUMBNAIL**2))
     return Fingerprints(
@@ -90,7 +90,7 @@ def matches(train: Fingerprints, test: Fingerprints) -> list[Match]:
     for train_rows, test_rows in _candidates(train.hashes, test.hashes):
         differences = _differences(train.thumbnails[train_rows], test.thumbnails[test_rows]).numpy()
         for i in np.flatnonzero(differences <= MOST_DIFFERENCE):
-            # Below every real difference only equal pixels, which have been found already, may say 0.
+            # A tiny minimum: only equal pixels, which have already been found, may have a difference of 0.
             match = Match(int(train_rows[i]), int(test_rows[i]), max(float(differences[i]), 1e-6))
             if match.test not in found or match.difference < found[match.test].difference:
                 found[match.test] = match
@@ -100,7 +100,7 @@ def matches(train: Fingerprints, test: Fingerprints) -> list[Match]:
 def _candidates(
     train: NDArray[np.uint64], test: NDArray[np.uint64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Pairs of rows whose hashes nearly agree: all pairs are compared, a block at a time, and given out in portions."""
+    """Pairs of rows with similar hashes; all pairs are compared block by block, and yielded in portions."""
     rows = max(1, _BLOCK // max(1, len(train)))
     for start in range(0, len(test), rows):
         bits = np.bitwise_count(test[start : start + rows, None] ^ train[None])
@@ -111,7 +111,7 @@ def _candidates(
 
 
 def _differences(one: Tensor, other: Tensor) -> Tensor:
-    """The distance of two thumbnails as a part of the larger one's contrast."""
+    """The distance of two thumbnails as a fraction of the larger contrast of the two."""
     contrast = torch.maximum(_contrast(one), _contrast(other))
     return (one - other).square().sum(dim=1).sqrt() / (contrast + _FLAT)
 

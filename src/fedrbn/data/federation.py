@@ -19,16 +19,16 @@ from fedrbn.randomness import derive
 from fedrbn.types import Role
 
 _DIVIDING = ("users_per_domain", "fraction", "validation", "partition", "min_samples", "test_samples")
-"""The settings that say how data are divided among users."""
+"""The settings that decide how data are divided among users."""
 
 
 def build(data: DataSet | Federation, config: FederationConfig, seed: int) -> Federation:
     """Users `<domain>-0`, `<domain>-1`, … of every domain, with their private data and their role.
 
-    All domains are cut to the size of the smallest, times `config.fraction`, so that none outweighs the others. The
-    test set of a domain is shared out among its users. Train and test parts are never mixed.
+    All domains are reduced to the size of the smallest, times `config.fraction`, so that they all have the same
+    weight. The test set of a domain is divided among its users. Train and test parts are never mixed.
 
-    A federation that comes ready-made keeps its users and their data, and their roles unless `config.at` names others.
+    A ready-made federation keeps its users and their data, and also their roles unless `config.at` names others.
     """
     if isinstance(data, Federation):
         return _adopted(data, config)
@@ -50,7 +50,7 @@ def build(data: DataSet | Federation, config: FederationConfig, seed: int) -> Fe
 
 
 def _unused(data: DataSet, total: int) -> list[str]:
-    """A line that says how many training images are left out, if any."""
+    """A line that says how many training images are used, if some are not."""
     every = sum(len(domain.train) for domain in data.domains)
     smallest = min(data.domains, key=lambda domain: len(domain.train))
     if total * len(data.domains) == every:
@@ -62,17 +62,17 @@ def _unused(data: DataSet, total: int) -> list[str]:
 
 
 def _adopted(federation: Federation, config: FederationConfig) -> Federation:
-    """A ready-made federation under this config, which has no say in how its data are divided."""
+    """A ready-made federation with this config, which cannot change how the data are divided."""
     _check_classes([client.train for client in federation.clients], federation.classes)
     usual = FederationConfig()
     defaults = (usual, usual.model_copy(update=dict(OWN_DATA["federation"])))
-    # Values are compared, not which were given: an experiment that was written and read back has them all.
+    # Compares values, not which ones were set: an experiment that was written and read back has all of them set.
     changed = min(
         ([name for name in _DIVIDING if getattr(config, name) != getattr(each, name)] for each in defaults), key=len
     )
     if changed:
         raise DataError(
-            f"got federation.{', federation.'.join(changed)} with data that are a federation already; expected only "
+            f"got federation.{', federation.'.join(changed)} with data that are already a federation; expected only "
             "federation.at or federation.duties, and federation.participants. Remove the setting, or divide the data "
             "in your own code."
         )
@@ -89,17 +89,17 @@ def _adopted(federation: Federation, config: FederationConfig) -> Federation:
 
 
 def _check_classes(parts: Sequence[Samples], classes: Sequence[str]) -> None:
-    """Refuse training data of one class, which any network gets right."""
+    """Refuse training data of only one class, which any network gets right."""
     found = sorted({int(label) for part in parts for label in set(part.labels.tolist())})
     if len(found) < LEAST_CLASSES:
         raise DataError(
-            f"got training images of the class {classes[found[0]]!r} only; expected at least two classes, or there is "
-            "nothing to tell apart. Add images of another class."
+            f"got training images of the class {classes[found[0]]!r} only; expected at least two classes. Add images "
+            "of another class."
         )
 
 
 def pooled(federation: Federation, name: str) -> DataSet:
-    """The data of all clients as domains again, to look at: validation images count as training images."""
+    """The data of all clients merged into domains, for inspection: validation images count as training images."""
     domains = []
     for domain in federation.domains:
         clients = [client for client in federation.clients if client.domain == domain]
@@ -114,7 +114,7 @@ def _joined(parts: list[Samples]) -> Samples:
 
 
 def _adversarial(users: Mapping[str, Sequence[str]], config: FederationConfig) -> frozenset[str]:
-    """The ids of the users that train any batch adversarially, by `config.duties` or else by `config.at`."""
+    """The ids of the users that train any batch adversarially, by `config.duties` or otherwise by `config.at`."""
     if config.duties is None:
         return at_users(users, config.at)
     planned, ids = config.duties.clients, [user for own in users.values() for user in own]
@@ -173,7 +173,7 @@ def _known(name: str, known: Sequence[str], kind: str, setting: str = "federatio
 
 
 def _training_images(dataset: DataSet, config: FederationConfig) -> int:
-    """How many training images of each domain are used; refuses before any work if they are too few for its users."""
+    """The number of training images used per domain; refused before any work if it is too small for the users."""
     users, least = config.users_per_domain, least_count(config.min_samples, config.validation)
     smallest = min(dataset.domains, key=lambda domain: len(domain.train))
     total = round(config.fraction * len(smallest.train))

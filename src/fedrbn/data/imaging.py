@@ -24,14 +24,14 @@ def uniform(rng: np.random.Generator, low: float, high: float, *shape: int) -> T
 
 
 def place(shapes: Tensor, centre: Tensor, *, scale: Tensor, angle: Tensor, slant: Tensor, size: int) -> Tensor:
-    """Draw each shape [n, h, w] into a frame of its own [n, size, size].
+    """Draw each shape [n, h, w] into its own frame [n, size, size].
 
     Frame and shape both span [-1, 1]: `centre` [n, 2] is (x, y) of the shape's middle, `scale` its size in frames,
     `angle` turns it (radians, clockwise) and `slant` leans it to the right.
     """
     cos, sin = angle.cos() * scale, angle.sin() * scale
     forward = torch.stack([torch.stack([cos, -slant * cos - sin], 1), torch.stack([sin, -slant * sin + cos], 1)], 1)
-    # For each pixel of the frame, where in the shape it lies: the map above, inverted.
+    # For each pixel of the frame, its position in the shape: the inverse of the map above.
     inverse = torch.linalg.inv(forward)[:, :, :, None, None]
     pixel = (torch.arange(size * OVERSAMPLING) + 0.5) * 2 / (size * OVERSAMPLING) - 1
     x, y = (pixel - centre[:, :1])[:, None, None, :], (pixel - centre[:, 1:])[:, None, :, None]
@@ -40,7 +40,7 @@ def place(shapes: Tensor, centre: Tensor, *, scale: Tensor, angle: Tensor, slant
 
 
 def blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur of [n, c, h, w] with one standard deviation [n] per image, in pixels; at most 2 is meant."""
+    """Gaussian blur of [n, c, h, w] with one standard deviation [n] per image, in pixels; meant for up to 2."""
     radius = 4
     offsets = torch.arange(-radius, radius + 1)
     weights = torch.exp(-0.5 * (offsets / sigma.clamp(min=0.05)[:, None]) ** 2)
@@ -69,7 +69,7 @@ def to_bytes(images: Tensor) -> Tensor:
 
 
 def resized(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """[n, h, w] or [n, h, w, 3] pixels at size x size, by Pillow's bilinear filter, which FedBN's data went through."""
+    """[n, h, w] or [n, h, w, 3] pixels at size x size, by Pillow's bilinear filter, as in FedBN's data."""
     if images.shape[1:3] == (size, size):
         return images
     check_room(len(images), size)

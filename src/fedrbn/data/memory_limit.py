@@ -1,4 +1,4 @@
-"""Memory for images, asked for before they are made: too many or too large ones are refused, not attempted."""
+"""Check the memory for images before they are created: images that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from fedrbn.errors import DataError
 
 _ALWAYS = 256 * 2**20
-"""Bytes that are never asked about: whatever cannot spare them cannot train either."""
+"""Bytes that are always allowed: a machine without them cannot train either."""
 _COPIES = 2
-"""Images are held once as they are made and once in the order that networks take."""
+"""Images are in memory twice: as created, and in the channel order that networks need."""
 
 
 def empty_images(count: int, side: int) -> NDArray[np.uint8]:
-    """Room for uint8 RGB images [count, side, side, 3]; refused if the machine has not that much memory free."""
+    """Memory for uint8 RGB images [count, side, side, 3]; refused if the machine does not have enough free."""
     check_room(count, side)
     return np.empty((count, side, side, 3), np.uint8)
 
 
 def check_room(count: int, side: int) -> None:
-    """Refuse so many RGB images of side x side pixels if they do not fit into memory."""
+    """Refuse `count` RGB images of side x side pixels if they do not fit into memory."""
     needed = _COPIES * 3 * count * side**2
     free = available_memory()
     if needed <= _ALWAYS or free is None or needed <= free:
@@ -36,7 +36,7 @@ def check_room(count: int, side: int) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that programs can still have, where the system says so (Linux)."""
+    """Bytes of available memory; None if the system does not tell (only Linux does)."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The data sets that `fedrbn data prepare` takes: what to download and whose it is, in names that any search finds."""
+"""The data sets that `fedrbn data prepare` accepts: what to download and who owns it, by searchable names."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 OFFICE_DOMAINS = ("amazon", "caltech", "dslr", "webcam")
 OFFICE_CLASSES = 10
 DOMAINNET_DOMAINS = ("real", "clipart", "infograph", "painting", "quickdraw", "sketch")
-"""In the paper's order, in which it chooses the domains that train adversarially."""
+"""In the paper's order, which decides the first domains that train adversarially."""
 DOMAINNET_CLASSES = (
     "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",
 )  # fmt: skip
-"""The ten of DomainNet's 345 classes that FedBN kept, and after it the paper."""
+"""The ten of DomainNet's 345 classes that FedBN and the paper use."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Official:
     title: str
     owners: str
     files: tuple[str, ...]
-    """What the source folder must hold."""
+    """What the source folder must contain."""
     where: str
     folder: str
     """Where its prepared files go, below FEDRBN_DATA."""
@@ -61,7 +61,7 @@ OFFICIAL = {
         "Office-Caltech10",
         "K. Saenko et al. (Office-31), G. Griffin et al. (Caltech-256), B. Gong et al. (the ten classes)",
         tuple(f"{domain}/<class>/*.jpg" for domain in ("amazon", "caltech10 or caltech", "dslr", "webcam")),
-        "The ten classes that Office-31 and Caltech-256 share, as images; any copy with 958, 1123, 157 and 295 files.",
+        "The ten classes shared by Office-31 and Caltech-256, as images; any copy with 958, 1123, 157 and 295 files.",
         "office_caltech10",
     ),
     "domainnet": Official(
@@ -69,8 +69,8 @@ OFFICIAL = {
         "X. Peng, Q. Bai, X. Xia, Z. Huang, K. Saenko, B. Wang",
         tuple(f"{domain}.zip, {domain}_train.txt, {domain}_test.txt" for domain in DOMAINNET_DOMAINS),
         "DomainNet of Moment Matching for Multi-Source Domain Adaptation, Boston University: the cleaned version. One "
-        "domain at a time will do. The lists are optional: without them each class is split 80/20.",
+        "domain at a time is enough. The lists are optional: without them each class is split 80/20.",
         "domainnet",
     ),
 }
-"""What `--as` may say."""
+"""The values of `--as`."""

@@ -1,7 +1,7 @@
-"""From published downloads to prepared files: plain NumPy archives, and a record of what they were made from.
+"""Convert published downloads into prepared files: plain NumPy archives, and a record of their source files.
 
-Beside the archives lies `checksums.json`: for each its sha256, size and images per class, and name, size and sha256 of
-every file it was made from.
+Next to the archives is `checksums.json`. It lists for each archive its sha256, size and images per class, and the name,
+size and sha256 of every source file.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def prepare(source: Path, kind: str, out: Path, *, force: bool = False) -> list[
         raise DataError(f"got --as {kind!r}; expected one of {', '.join(OFFICIAL)}.")
     if not source.exists():
         raise DataError(
-            f"got source {source}, which is not there; expected the folder with {', '.join(OFFICIAL[kind].files)}."
+            f"got source {source}, which does not exist; expected the folder with {', '.join(OFFICIAL[kind].files)}."
         )
     folder = out / OFFICIAL[kind].folder
     archives = _read(source, kind)
     if taken := [archive.name for archive in archives if (folder / archive.name).exists() and not force]:
         raise DataError(
-            f"got {folder}, which has {', '.join(taken)} already; expected a place for them. Choose another folder, or "
-            "replace them with --force."
+            f"got {folder}, which already has {', '.join(taken)}; expected a folder without them. Choose another "
+            "folder, or replace them with --force."
         )
     return [write(archive, folder) for archive in archives]
 
@@ -94,7 +94,7 @@ def _digits(name: str, raw: RawDigits) -> Archive:
 
 
 def _photographs(raw: RawPhotographs, has_parts: bool) -> Archive:
-    """The files of a domain one after the other, each decoded once to see that it can be."""
+    """The concatenated files of a domain; each is decoded once, to verify it."""
     for photo in raw.photographs:
         decode(photo.content, f"{raw.domain}/{photo.class_name}/{photo.file_name}", size=8)
     classes = sorted({photo.class_name for photo in raw.photographs})
@@ -114,7 +114,7 @@ def _photographs(raw: RawPhotographs, has_parts: bool) -> Archive:
 
 
 def _test_part(raw: RawPhotographs, labels: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """The published test part, or a fifth of each class where none is published."""
+    """The published test part, or a fifth of each class if none is published."""
     if raw.photographs[0].test is not None:
         return np.array([photo.test for photo in raw.photographs], np.bool_)
     test = np.zeros(len(labels), np.bool_)
@@ -127,7 +127,7 @@ def _counts(labels: NDArray[np.uint8], classes: Sequence[str]) -> dict[str, int]
 
 
 def write(archive: Archive, folder: Path) -> Path:
-    """The archive in its folder, and its entry in checksums.json; both appear whole or not at all."""
+    """Write the archive into its folder, and its entry into checksums.json; both are replaced atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     entries = read_checksums(folder)
     path = folder / archive.name
@@ -146,12 +146,12 @@ def write(archive: Archive, folder: Path) -> Path:
 
 
 def _replace(path: Path, fill: Callable[[Any], object]) -> None:
-    """Write beside the target and rename: readers see the old file or the whole new one."""
+    """Write a temporary file and rename it: readers see the old file or the complete new one."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             fill(file)
-        Path(name).chmod(0o644)  # mkstemp's are for their owner's eyes only; prepared data are shared
+        Path(name).chmod(0o644)  # mkstemp makes files that only their owner can read; prepared data are shared
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -159,21 +159,21 @@ def _replace(path: Path, fill: Callable[[Any], object]) -> None:
 
 
 def read_checksums(folder: Path) -> dict[str, Any]:
-    """The entries of checksums.json, by file; none if there is no such file."""
+    """The entries of checksums.json, by file; empty if it does not exist."""
     path = folder / CHECKSUMS
     if not path.exists():
         return {}
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"got {path}, which is no JSON ({error}); expected checksums. Remove the file.") from error
+        raise DataError(f"got {path}, which is not JSON ({error}); expected checksums. Remove the file.") from error
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise DataError(f"got {path} with something else than a table of files; expected checksums. Remove the file.")
+        raise DataError(f"got {path} , which is not a table of files; expected checksums. Remove the file.")
     return entries
 
 
 def changed_files(folder: Path) -> list[str]:
-    """The prepared files that are not, or no longer, what checksums.json says."""
+    """The prepared files that are missing or do not match checksums.json."""
     changed = []
     for name, entry in sorted(read_checksums(folder).items()):
         path = folder / Path(name).name
@@ -182,5 +182,5 @@ def changed_files(folder: Path) -> list[str]:
             continue
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != entry.get("sha256"):
-                changed.append(f"{name} has another sha256 than {CHECKSUMS} says")
+                changed.append(f"{name} does not have the sha256 in {CHECKSUMS}")
     return changed

@@ -17,7 +17,7 @@ from fedrbn.errors import DataError
 
 VARIABLE = "FEDRBN_DATA"
 _MOST_GROWTH = 4
-"""So many times its own size a file may unpack to, if that is more than MOST_BYTES."""
+"""A file may unpack to this many times its size, or to MOST_BYTES if that is more."""
 _MOST_NAMED = 12
 _HEADERS: Mapping[tuple[int, int], Callable[..., tuple[tuple[int, ...], bool, np.dtype[Any]]]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -26,7 +26,7 @@ _HEADERS: Mapping[tuple[int, int], Callable[..., tuple[tuple[int, ...], bool, np
 
 
 def prepared_folder(dataset: str, subfolder: str) -> Path:
-    """The folder of this data set's files."""
+    """The folder with this data set's files."""
     remedy = (
         f"Set {VARIABLE} to the folder that holds {subfolder}/, or use data.name = 'digits-mini', which needs none."
     )
@@ -48,7 +48,7 @@ def read_archive(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
         )
     try:
         return read_arrays(path, names)
-    except Exception as error:  # zipfile, zlib, tokenize and NumPy's parser each fail in their own ways
+    except Exception as error:  # zipfile, zlib, tokenize and NumPy's parser raise different errors
         raise DataError(
             f"got {path}, which cannot be used: {error}; expected a .npz with {', '.join(names)} and no pickled "
             "objects. Prepare the file again."
@@ -56,13 +56,13 @@ def read_archive(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
 
 
 def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """These arrays of a .npz file, once it is clear that none of them is larger than what the file holds."""
+    """These arrays of a .npz file, after checking that none of them claims more than the file holds."""
     with zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if missing := [name for name in names if name not in members]:
             raise DataError(f"it lacks {', '.join(missing)} and has {', '.join([*members][:_MOST_NAMED])}")
         unpacked = sum(members[name].file_size for name in names)
-        # Prepared files are stored as they are or hardly shrink; what grows a thousandfold was made to.
+        # Prepared files hardly compress; a file that grows a thousandfold was made to exhaust memory.
         limit = max(MOST_BYTES, _MOST_GROWTH * path.stat().st_size)
         if unpacked > limit:
             raise DataError(f"its arrays unpack to {unpacked:,} bytes, more than {limit:,}")
@@ -70,15 +70,15 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """One array. NumPy makes room for what a header claims, so the claim is compared with the member's size first."""
+    """One array. NumPy allocates what the header claims, so the claim is first compared with the member's size."""
     with archive.open(member) as stream:
         read_header = _HEADERS.get(np.lib.format.read_magic(stream))
         if read_header is None:
-            raise DataError(f"{member.filename} is of an unknown version")
+            raise DataError(f"{member.filename} has an unknown version")
         shape, _, dtype = read_header(stream)
         claimed, held = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
         if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=1) < 0 or claimed != held:
-            raise DataError(f"{member.filename} claims {dtype} of shape {shape}, and holds {held:,} bytes")
+            raise DataError(f"{member.filename} claims {dtype} of shape {shape}, but holds {held:,} bytes")
     with archive.open(member) as stream:
         array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
         return array

@@ -1,4 +1,4 @@
-"""A picture of a data set: one labelled strip of images per domain."""
+"""A picture of a data set: one labelled block of images per domain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CELL, _GAP, _CAPTION = 56, 4, 22
 
 
 def contact_sheet(dataset: DataSet, path: Path, rows: int = 4, columns: int = 12) -> None:
-    """Write a PNG with rows x columns training images of every domain, going through the classes in turn."""
+    """Write a PNG with rows x columns training images of every domain, cycling through the classes."""
     pitch = _CELL + _GAP
     strip = _CAPTION + rows * pitch
     sheet = Image.new("RGB", (columns * pitch + _GAP, len(dataset.domains) * strip + _GAP), "white")
@@ -39,7 +39,7 @@ def _in_turn(samples: Samples, count: int) -> list[int]:
 
 
 def _thumbnail(pixels: NDArray[np.uint8]) -> Image.Image:
-    """Small images keep their pixels visible, large ones are reduced smoothly."""
+    """Enlarge small images with visible pixels, and reduce large ones smoothly."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).convert("RGB")
     filter_ = Image.Resampling.NEAREST if image.width <= _CELL else Image.Resampling.LANCZOS
     return image.resize((_CELL, _CELL), filter_)

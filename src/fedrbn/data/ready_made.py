@@ -62,16 +62,16 @@ def from_partitions(
     Args:
         partitions: The clients' data.
         test: Each client's test data; None holds out `test_share` of every class of its partition.
-        test_share: See `test`.
+        test_share: The share of each class that is held out if `test` is None.
         validation: Part of the training data that is held out for model selection.
-        domains: Each client's domain; None puts all in one, called `all`.
-        classes: Their names; None takes those of the label's feature, or numbers.
+        domains: Each client's domain; None puts all clients in one domain, `all`.
+        classes: Names of the classes; None takes those of the label's feature, or numbers.
         at: Who trains adversarially: a ratio of each domain's clients, or names of domains or clients.
-        image_size: Images are squeezed to this side; None keeps their size, which must be the same for all.
+        image_size: Images are resized to this side; None keeps their size, which must be the same for all.
         image: The key of the image in an item that is a mapping.
         label: The key of the label in an item that is a mapping.
         augment: Whether training images are flipped and rotated at random.
-        seed: Decides what is held out.
+        seed: Decides which images are held out.
     """
     _check(len(partitions), None if test is None else len(test), test_share=test_share, validation=validation)
     names = _named(len(partitions), domains)
@@ -119,7 +119,7 @@ def _named(count: int, domains: Sequence[str] | None) -> dict[str, str]:
 
 def _samples(partition: ReadyPartition, where: str, size: int | None, image: str, label: str) -> Samples:
     if not len(partition):
-        raise DataError(f"got no items in {where}; expected at least one. Leave it out.")
+        raise DataError(f"got no items in {where}; expected at least one. Remove the partition.")
     pixels, labels = [], []
     for row in range(len(partition)):
         picture, number = _pair(partition[row], row, where, image, label)
@@ -127,7 +127,7 @@ def _samples(partition: ReadyPartition, where: str, size: int | None, image: str
         if pixels[-1].shape != pixels[0].shape:
             raise DataError(
                 f"got an image of {pixels[-1].shape[1]} x {pixels[-1].shape[0]} pixels as item {row} of {where}; "
-                f"expected {pixels[0].shape[1]} x {pixels[0].shape[0]}, as the first. Give an image_size."
+                f"expected {pixels[0].shape[1]} x {pixels[0].shape[0]}, as the first. Set image_size."
             )
         labels.append(_label(number, f"item {row} of {where}"))
     return Samples(to_channels_first(np.stack(pixels)), torch.tensor(labels))
@@ -146,14 +146,14 @@ def _pair(item: object, row: int, where: str, image: str, label: str) -> tuple[o
     for key in (image, label):
         if key not in item:
             raise DataError(
-                f"got an item with {', '.join(map(str, item))} in {where}; expected {key!r}. Say which to use: "
+                f"got an item with {', '.join(map(str, item))} in {where}; expected {key!r}. Name the keys: "
                 'from_partitions(…, image="img", label="fine_label").'
             )
     return item[image], item[label]
 
 
 def _label(value: object, where: str) -> int:
-    """A class as a whole number, from anything that holds just that."""
+    """A class as a whole number, from any value that holds one number."""
     array = value.numpy(force=True) if isinstance(value, Tensor) else np.asarray(value)
     if array.size == 1 and array.dtype.kind in "iuf" and int(array.item()) == array.item():
         return int(array.item())
@@ -185,8 +185,8 @@ def _as_bytes(array: NDArray[Any], where: str) -> NDArray[Any]:
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1):
         raise DataError(
-            f"got float pixels from {low:.3g} to {high:.3g} as {where}; expected 0 to 1. Leave out Normalize and its "
-            "kin, which networks do themselves, and divide by 255 where pixels go up to 255."
+            f"got float pixels from {low:.3g} to {high:.3g} as {where}; expected 0 to 1. Remove Normalize and "
+            "similar transforms, because networks normalise themselves; divide pixels up to 255 by 255."
         )
     return (array * 255).round().astype(np.uint8)
 
@@ -197,7 +197,7 @@ def _split(samples: Samples, share: float, seed: int, user: str) -> tuple[Sample
 
 
 def _class_names(first: ReadyPartition, label: str, clients: list[Client]) -> tuple[str, ...]:
-    """Those of a Hugging Face `ClassLabel` or of torchvision's `classes`, or as many numbers as the labels need."""
+    """Names from a Hugging Face `ClassLabel` or torchvision's `classes`, otherwise numbers up to the largest label."""
     features = getattr(first, "features", None)
     feature = features.get(label) if isinstance(features, Mapping) else None
     whole = getattr(first, "dataset", first)  # behind PyTorch's Subset

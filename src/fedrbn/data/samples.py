@@ -1,4 +1,4 @@
-"""What training and evaluation see of data: images as bytes with labels, in domains, spread over clients."""
+"""Data for training and evaluation: images as bytes with labels, in domains, spread over clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedrbn.types import Role
 
 _LEAST_TRAINING = 2
 LEAST_CLASSES = 2
-"""With one class every network is right, whatever it says."""
+"""With one class every network has an accuracy of 100 %."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Samples:
         return Samples(self.images[index], self.labels[index])
 
     def first(self, count: int | None) -> Samples:
-        """The first so many samples; all of them for None."""
+        """The first `count` samples; all of them for None."""
         return Samples(self.images[:count], self.labels[:count])
 
     def pixels(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Domain:
-    """One source of images, with its own look. `label` is how tables name it."""
+    """One source of images, with its own style. `label` is its name in tables."""
 
     name: str
     train: Samples
@@ -72,13 +72,13 @@ class DataSet:
     augment: bool = False
     """Whether training images are flipped and rotated at random, as FedBN does with photos; held-out ones never are."""
     remarks: tuple[str, ...] = ()
-    """What whoever trains on them should know: files that were left out, say."""
+    """Notes for users of the data, such as files that were left out."""
 
     def __post_init__(self) -> None:
         names = [domain.name for domain in self.domains]
         if not names or len(set(names)) < len(names):
             raise DataError(
-                f"got domains {names} in data {self.name!r}; expected at least one, each with a name of its own."
+                f"got domains {names} in data {self.name!r}; expected at least one, each with a unique name."
             )
         shape = self.domains[0].train.images.shape[1:]
         for domain in self.domains:
@@ -109,9 +109,9 @@ def _known(names: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:
 
 
 def _check(samples: Samples, where: str, shape: torch.Size, classes: int) -> None:
-    """Images of this shape, at least one, with labels of these classes."""
+    """Refuse samples without images, or with another image shape, or with labels outside the classes."""
     if not len(samples):
-        raise DataError(f"got no images in the {where}; expected at least one. Add images or drop it.")
+        raise DataError(f"got no images in the {where}; expected at least one. Add images or remove it.")
     if samples.images.shape[1:] != shape:
         raise DataError(
             f"got images of shape {tuple(samples.images.shape[1:])} in the {where}; expected {tuple(shape)}, as in "
@@ -146,7 +146,7 @@ class Federation:
     clients: tuple[Client, ...]
     domains: tuple[str, ...]
     labels: dict[str, str]
-    """How tables name each domain."""
+    """The name of each domain in tables."""
     classes: tuple[str, ...]
     equal_sizes: bool
     """False when users drew different numbers of images: then every user runs the same number of iterations."""
@@ -156,12 +156,12 @@ class Federation:
     def __post_init__(self) -> None:
         ids = [client.id for client in self.clients]
         if not ids or len(set(ids)) < len(ids):
-            raise DataError(f"got clients {ids} in a federation; expected at least one, each with an id of its own.")
+            raise DataError(f"got clients {ids} in a federation; expected at least one, each with a unique id.")
         for name in ids:
             if not name or name.startswith(".") or any(mark in name for mark in "/\\\0"):
                 raise DataError(
-                    f"got client id {name!r}; expected a plain name, which can be part of a file's name: not empty, no "
-                    "dot in front, no slash. Rename the client or its domain."
+                    f"got client id {name!r}; expected a name that can be part of a file name: not empty, no "
+                    "leading dot, no slash. Rename the client or its domain."
                 )
         domains = dict.fromkeys(client.domain for client in self.clients)
         if set(domains) != set(self.domains) or not set(domains) <= set(self.labels):
@@ -173,12 +173,12 @@ class Federation:
         for client in self.clients:
             for part in ("train", "validation", "test"):
                 samples: Samples = getattr(client, part)
-                if part != "validation" or len(samples):  # a client may do without validation
+                if part != "validation" or len(samples):  # validation images are optional
                     _check(samples, f"{part} part of client {client.id!r}", shape, len(self.classes))
             if len(client.train) < _LEAST_TRAINING:
                 raise DataError(
                     f"got 1 training image for client {client.id!r}; expected at least {_LEAST_TRAINING}, because "
-                    "batch norm cannot train on one. Give it more, or leave it out."
+                    "batch norm cannot train on one. Add images, or remove the client."
                 )
 
     def only(self, domains: tuple[str, ...]) -> Federation:

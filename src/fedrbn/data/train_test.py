@@ -1,4 +1,4 @@
-"""Train and test parts of labelled images that come without them."""
+"""Split labelled images into train and test parts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Index = NDArray[np.int64]
 
 
 def stratified(labels: NDArray[np.integer], test: float, seed: int) -> tuple[Index, Index]:
-    """Positions of the train and the test part, each class in the same proportion; seeded, in random order.
+    """Positions of the train and the test part, with every class split in the same proportion; seeded, shuffled.
 
-    A class keeps at least one training image, and has a test image as soon as it has two.
+    Every class keeps at least one training image, and a class of two or more has at least one test image.
     """
     rng = np.random.default_rng(seed)
     train_parts, test_parts = [], []

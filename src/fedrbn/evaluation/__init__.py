@@ -1,1 +1,1 @@
-"""Accuracy under attack: what is asked of every client, whether the answers can be trusted, and tables of them."""
+"""Accuracy under attack: how every client is evaluated, whether the results can be trusted, and tables of them."""

@@ -1,9 +1,9 @@
 """Accuracy with and without an adversary, sample by sample, on the network as it is deployed.
 
-A *deployment* is how logits come about: one branch of batch norm, or a rule that picks the branch for each input. The
-adversary always attacks the deployment itself; an adaptive one also tries each branch and their mean loss, and a sample
-counts as robust only if the deployed network withstands all of them. Samples that are wrong without any attack count
-as wrong under attack, and leave the batch before it starts.
+A *deployment* is how logits are computed: with one branch of batch norm, or with a rule that picks the branch for each
+input. The adversary always attacks the deployment itself. An adaptive one also tries each branch and their mean loss;
+then a sample counts as robust only if the deployed network withstands all of them. Samples that are wrong without any
+attack count as wrong under attack, and are removed from the batch before it starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedrbn.federated.protocol import Network
 from fedrbn.types import Branch
 
 BATCH = 128
-"""Images per pass; per image, batches from 32 to 512 took the same time within a tenth on one CPU core."""
+"""Images per pass; on one CPU core, batches from 32 to 512 took the same time per image within a tenth."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ Deployment: TypeAlias = Branch | PerInput
 
 
 def deployment_name(deployment: Deployment) -> str:
-    """How records name a deployment: clean, noised, or the rule's name."""
+    """The name of a deployment in records: clean, noised, or the rule's name."""
     return deployment.value if isinstance(deployment, Branch) else deployment.name
 
 
@@ -54,9 +54,9 @@ def logits_of(net: Network, deployment: Deployment) -> Logits:
 
 
 def surface_of(net: Network, deployment: Deployment, example: Tensor) -> Logits:
-    """The same function for the adversary to differentiate: batch norm is folded where that is exact, which is faster.
+    """The same function for the adversary to differentiate; batch norm is folded where this is exact, for speed.
 
-    `example` is a batch of the inputs to come. Only `logits_of` decides whether a sample is right.
+    `example` is a batch of typical inputs. Only `logits_of` decides whether a sample is right.
     """
     needed = (deployment,) if isinstance(deployment, Branch) else tuple(Branch)
     return _combined({branch: net.surface(branch, example) for branch in needed}, deployment)
@@ -78,10 +78,10 @@ def _combined(branches: Mapping[Branch, Logits], deployment: Deployment) -> Logi
 class Accuracy:
     """Which samples are right: clean, under an attack on the deployment, and under its adaptive versions.
 
-    The answers are named `clean@D`, `A@D` and `A@D adaptive` for attack A and deployment D; with a `limit`, which is
-    for attacks too expensive for all samples, only the first so many are used and the first is `clean for A@D`. With a
-    `radius`, the answer `check bounds of A@D` says which samples' adversarial images all lie in the box [0, 1] and in
-    the L∞ ball of that radius.
+    The answers are named `clean@D`, `A@D` and `A@D adaptive` for attack A and deployment D. A `limit`, for expensive
+    attacks, uses only that many samples, from the first on; then the first answer is named `clean for A@D`. With a
+    `radius`, the answer `check bounds of A@D` says for which samples all adversarial images are in the box [0, 1] and
+    in the L∞ ball of that radius.
     """
 
     deployment: Deployment
@@ -111,7 +111,7 @@ class Accuracy:
         x, y = (part.to(net.device) for part in samples.pixels(slice(0, self.limit)))
         right = self._right(net, x, y)
         found, inside = [right.cpu()], torch.ones_like(right)
-        if isinstance(self.attack, Oblivious):  # not an adversary: simply other images
+        if isinstance(self.attack, Oblivious):  # not an adversary: it only changes the images
             changed = self._attacked(net, x, y, (self.deployment,), generator)
             found.append(self._right(net, changed, y).cpu())
             inside = self._inside(x, changed)
@@ -136,9 +136,9 @@ class Accuracy:
     def _withstood(
         self, net: Network, x: Tensor, y: Tensor, standing: Tensor, views: tuple[Deployment, ...], generator: Generator
     ) -> tuple[Tensor, Tensor]:
-        """`standing` without the samples that an attack through these views brings down; only those are attacked.
+        """`standing` without the samples that an attack through these views fools; only `standing` ones are attacked.
 
-        And which samples were attacked within bounds, or not at all.
+        Also returns which samples were attacked within bounds, or not at all.
         """
         index = standing.nonzero()[:, 0]
         noised = self._attacked(net, x[index], y[index], views, generator)
@@ -148,7 +148,7 @@ class Accuracy:
         return still, inside
 
     def _inside(self, x: Tensor, adversarial: Tensor) -> Tensor:
-        """Which adversarial images lie in [0, 1] and in the ball; NaN lies nowhere."""
+        """Which adversarial images are in [0, 1] and in the ball; NaN is outside."""
         if self.radius is None:
             return torch.ones(len(x), dtype=torch.bool, device=x.device)
         near = (adversarial - x).abs() <= self.radius + 1e-6
@@ -169,14 +169,14 @@ class Accuracy:
 
 
 def other_views(net: Network, deployment: Deployment) -> tuple[tuple[Deployment, ...], ...]:
-    """Where an adaptive adversary looks besides the deployment: the branches that differ from it, and their mean."""
+    """What an adaptive adversary attacks besides the deployment: the other branches, and their mean."""
     if Branch.NOISED not in net.branches:
         return ()
     return (*((branch,) for branch in Branch if branch is not deployment), tuple(Branch))
 
 
 def attack_through(attack: LogitsAttack, views: list[Logits], x: Tensor, y: Tensor, generator: Generator) -> Tensor:
-    """Attack one function, or the mean over several: of their loss, or for attacks that see scores, of those.
+    """Attack one function, or the mean over several: of their loss, or of their scores for attacks that use scores.
 
     The mean of log-probabilities has the mean cross-entropy as its loss, up to a term that does not depend on y.
     """

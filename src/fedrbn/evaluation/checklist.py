@@ -1,9 +1,8 @@
-"""The check-list: does a printed robust accuracy flatter? Each line judges the very answers that are printed.
+"""The check-list: is a printed robust accuracy too high? Each line checks exactly the answers that are printed.
 
 An attack that fails looks exactly like a robust network. So every printed attack is compared, image by image, with
-attacks that know nothing of it: a reference by gradients, a black-box search, random noise. And the network is asked
-whether its gradients can be followed (`evaluation.diagnosis`). Nothing is taken for granted: what was not measured is a
-line of its own, neither passed nor failed.
+independent attacks: a reference with gradients, a black-box search, random noise. The network's gradients are checked
+too (`evaluation.diagnosis`). A check that was not measured gets its own line, neither passed nor failed.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ from fedrbn.evaluation.diagnosis import Diagnosis
 from fedrbn.federated.protocol import Answers, Question
 
 IMAGES = 256
-"""Images that the check-list looks at, of all clients together; all there are, if there are fewer."""
+"""Images that the check-list uses, of all clients together; all images if there are fewer."""
 
 QUERIES = 1000
-"""Queries of the black-box search for each image, a fifth of AutoAttack's: what more would break was not measured."""
+"""Queries of the black-box search per image, a fifth of AutoAttack's. The effect of more was not measured."""
 
 SIGNIFICANCE = 0.001
-"""How often a line may fail on an honest evaluation that is just within its allowance. The number of images that fail
-it is then binomial, and the line fails above this distribution's 99.9 % point: with few images more are put down to
-chance, with many the line comes close to the allowance itself."""
+"""How often a line may fail on an honest evaluation that is exactly at its allowance. The number of images that fail is
+then binomial, and the line fails above this distribution's 99.9 % point. So the threshold is looser with few images,
+and close to the allowance with many."""
 
 MISSED = 0.05
-"""Allowance: the share of images that withstand an honest attack and not another one. No attack finds everything:
+"""Allowance: the share of images that withstand an honest attack but not another one. No attack finds everything:
 honest PGD with 7 steps misses up to 5 % of what the reference finds. With 256 images a line fails above 25 (9.8 %); an
 attack that misses 15 % is found in 99 of 100 evaluations."""
 
 IRREGULAR = 0.05
-"""Allowance: the share of images at which an honest network has no gradient, one that predicts badly (next to a kink
-of a ReLU), or logits that jump. With 256 images a line fails above 25 (9.8 %), and so finds gradients that point 25°
-off in 97 of 100 evaluations."""
+"""Allowance: the share of images at which an honest network has no gradient, a misleading one (next to a kink of a
+ReLU), or logits that jump. With 256 images a line fails above 25 (9.8 %), and so detects gradients that are 25° off in
+97 of 100 evaluations."""
 
 
 def most(images: int, share: float) -> int:
-    """The largest number of so many images that chance explains if each fails with this probability."""
+    """The largest number of failing images that chance explains if each fails with probability `share`."""
     from scipy.stats import binom  # noqa: PLC0415  (a second of CPU that training does not need)
 
     return int(binom.ppf(1 - SIGNIFICANCE, images, share))
@@ -65,7 +64,7 @@ class Check:
     why: str = ""
     """What it means if the line fails."""
     column: str = ""
-    """The robust accuracy that the line judges, by its name in the record (`ra`, `ra[aa]` …); empty: all of them."""
+    """The robust accuracy that the line checks, by its name in the record (`ra`, `ra[aa]` …); empty: all of them."""
 
 
 Attacks: TypeAlias = Mapping[str, LogitsAttack]
@@ -74,7 +73,7 @@ Attacks: TypeAlias = Mapping[str, LogitsAttack]
 
 @dataclass(frozen=True)
 class RandomSigns:
-    """Noise in the place of an attack: every pixel moves by ε, up or down at random."""
+    """Noise instead of an attack: every pixel moves by ε, randomly up or down."""
 
     eps: float
 
@@ -85,16 +84,16 @@ class RandomSigns:
 
 
 def reference(eps: float) -> LogitsAttack:
-    """The attack that no printed one may be much weaker than: 50 steps of ε/4 from a random start, by the DLR loss."""
+    """The reference: 50 steps of ε/4 from a random start on the DLR loss. No printed attack may be much weaker."""
     return Margin(PGD(eps=eps, steps=50, step_size=eps / 4))
 
 
 UNBOUNDED = Untargeted(PGD(eps=1.0, steps=20, step_size=0.1, random_start=False))
-"""May turn any image into any other, and so must bring every network down to chance."""
+"""An attack that can turn any image into any other, so it must reduce every network to chance."""
 
 
 def shares(available: Mapping[str, int], total: int = IMAGES) -> dict[str, int]:
-    """How many images of each client to look at: `total` as evenly as can be, or all there are; at least one each."""
+    """How many images of each client to use: `total` divided as evenly as possible, or all; at least one each."""
     chosen: dict[str, int] = {}
     for client, count in sorted(available.items(), key=lambda item: item[1]):
         even = -(-(total - sum(chosen.values())) // (len(available) - len(chosen)))
@@ -103,7 +102,7 @@ def shares(available: Mapping[str, int], total: int = IMAGES) -> dict[str, int]:
 
 
 def radius(attack: LogitsAttack, eps: float) -> float | None:
-    """The ε of the ball that an attack's images must lie in; `eps` is that of the run. None: it has no such ball."""
+    """The ε of the ball that must contain an attack's images; `eps` is the run's. None if there is no such ball."""
     if isinstance(attack, Oblivious | LocalSearch):
         return None
     known = epsilon(attack)
@@ -111,7 +110,7 @@ def radius(attack: LogitsAttack, eps: float) -> float | None:
 
 
 def questions(deployment: Deployment, attacks: Attacks, eps: float, images: int) -> tuple[Question, ...]:
-    """What the check-list asks a client besides what is printed; `eps` is that of the run's threat model."""
+    """The check-list's questions to a client, besides the printed ones; `eps` is that of the run's threat model."""
 
     def accuracy(label: str, attack: LogitsAttack, adaptive: bool = False) -> Accuracy:
         return Accuracy(deployment, f"check {label}", attack, adaptive, limit=images)
@@ -138,13 +137,13 @@ def questions(deployment: Deployment, attacks: Attacks, eps: float, images: int)
 
 @dataclass(frozen=True)
 class Evidence:
-    """All clients' answers, to what is printed and to the check-list's questions, and how each client is deployed."""
+    """All clients' answers to the printed and to the check-list's questions, and each client's deployment."""
 
     answers: Sequence[Answers]
     deployed: Mapping[str, str]
 
     def __call__(self, *names: str) -> list[Tensor]:
-        """The answers of these names on the images that all of them were asked about, over all clients."""
+        """The answers with these names on the images that all of them cover, over all clients."""
         parts = []
         for answer in self.answers:
             found = [answer.correct[self._key(name, answer.client)] for name in names]
@@ -153,7 +152,7 @@ class Evidence:
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def has(self, name: str) -> bool:
-        """Whether every client has answered this."""
+        """Whether every client has an answer with this name."""
         return all(self._key(name, answer.client) in answer.correct for answer in self.answers)
 
     def _key(self, name: str, client: str) -> str:
@@ -164,13 +163,12 @@ class Evidence:
 def judge(
     evidence: Evidence, attacks: Mapping[str, tuple[str, LogitsAttack]], eps: float, classes: int, needed: int
 ) -> list[Check]:
-    """The check-list; `attacks` gives for each printed column its attack's label and the attack.
+    """The check-list; `attacks` maps each printed column to its attack's label and the attack.
 
-    `eps` is that of the run's threat model, `needed` how many images a comparison must rest on: `IMAGES`, or all there
-    are.
+    `eps` is that of the run's threat model. `needed` is the minimum number of images of a comparison: `IMAGES`, or all.
     """
     if not evidence.answers:
-        return [Check("there are images to look at", None, "no client has a test image")]
+        return [Check("there are test images", None, "no client has a test image")]
     checks = _network(evidence, classes)
     for column, (label, attack) in attacks.items():
         lines = _not_judged(attack, eps) or _compared(evidence, label, attack, eps, needed)
@@ -184,7 +182,7 @@ def as_records(checks: Sequence[Check]) -> list[dict[str, Any]]:
 
 
 def _network(evidence: Evidence, classes: int) -> list[Check]:
-    """The lines that hold for every attack."""
+    """The lines that apply to every attack."""
 
     def regular(name: str, text: str, why: str, share: float = IRREGULAR) -> Check:
         (good,) = evidence(f"check {name}")
@@ -208,12 +206,12 @@ def _network(evidence: Evidence, classes: int) -> list[Check]:
 
 
 def _not_judged(attack: LogitsAttack, eps: float) -> list[Check]:
-    """The only line of what is no attack in a ball; nothing for the others."""
+    """The only line for something that is not an attack in a ball; empty for other attacks."""
     name = "the attack is as strong as a reference"
     if isinstance(attack, Oblivious):
-        return [Check(name, None, "a corruption is no adversary, so this is no robust accuracy")]
+        return [Check(name, None, "a corruption is not an adversary, so this is not a robust accuracy")]
     if isinstance(attack, LocalSearch):
-        return [Check(name, None, "local search has no ε, so nothing says how strong it should be")]
+        return [Check(name, None, "local search has no ε, so there is no reference for its strength")]
     if not _judged_at(attack, eps):
         return [Check(name, False, "ε = 0", "ε above 0", "robust accuracy is clean accuracy")]
     return []
@@ -250,7 +248,7 @@ def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, 
             len(inside),
             0,
             "adversarial images stay in [0, 1] and in the ball",
-            "another threat model than the one printed",
+            "not the printed threat model",
         ),
     ]
     if evidence.has(f"check more steps of {label}"):
@@ -263,29 +261,29 @@ def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, 
 
 
 def _enough(images: int, needed: int) -> Check:
-    text, why = "the comparisons rest on enough images", "a weak attack could pass by chance"
+    text, why = "the comparisons use enough images", "a weak attack could pass by chance"
     if images < needed:
         remedy = f"only {images} images: raise --samples or --subset"
         return Check(text, None, remedy, f"at least {needed}", why)
-    return Check(text, True, f"{images} images" + ", all there are" * (images < IMAGES), f"at least {needed}", why)
+    return Check(text, True, f"{images} images" + ", all available" * (images < IMAGES), f"at least {needed}", why)
 
 
 def _at_most(count: int, images: int, share: float, text: str, why: str, shown: str = "") -> Check:
-    """A line that fails if more images than chance explains are against it."""
+    """A line that fails if more images fail than chance explains."""
     limit = most(images, share)
     measured = shown or f"not at {count / images:.1%} of images"
     return Check(text, count <= limit, measured, f"at most {limit / images:.1%}", why)
 
 
 def _shown(name: str, label: str) -> str:
-    """How a line names answers: `this attack adaptive`, `more steps`, `reference 8/255`."""
+    """The name of answers in a line: `this attack adaptive`, `more steps`, `reference 8/255`."""
     if name.startswith("check "):
         return name.removeprefix("check ").removesuffix(f" of {label}")
     return f"this attack{name.removeprefix(label)}"
 
 
 def _judged_at(attack: LogitsAttack, eps: float) -> float | None:
-    """The ε at which an attack is compared with others: its own as printed, and never less than the run's."""
+    """The ε at which an attack is compared with others: its own as printed, but never less than the run's."""
     ball = radius(attack, eps)
     return None if ball is None else max(ball, eps)
 

@@ -1,7 +1,7 @@
-"""What the check-list asks of a network itself: are its logits and gradients such that an attack can work at all?
+"""The check-list's questions about the network itself: can an attack work with its logits and gradients?
 
-Four properties of honest networks, each measured per sample. Networks that lack one have been taken for robust ones
-(Athalye et al. 2018, Carlini et al. 2019): attacks go astray on them, but images that fool them exist all the same.
+Four properties of honest networks, each measured per sample. Networks without one of them have been mistaken for robust
+(Athalye et al. 2018, Carlini et al. 2019): attacks on them fail, but images that fool them still exist.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from fedrbn.federated.protocol import Network
 from fedrbn.types import Tensors
 
 INVISIBLE = 1e-5
-"""A change of every pixel by this much is 3,000 times smaller than ε = 8/255, and 400 times than a grey level."""
+"""A change of every pixel by this is 3,000 times smaller than ε = 8/255, and 400 times smaller than a grey level."""
 
 ABRUPT = 0.05
-"""Logits that move by this part of their range under an invisible change are not a smooth function of the image. An
-honest network that an ε of 8/255 fools just so moves its logits by about 1/3,000 of their range."""
+"""Logits that move by this fraction of their range under an invisible change are not a smooth function of the image. An
+honest network that an ε of 8/255 just fools moves its logits by about 1/3,000 of their range."""
 
 STEP = 1e-3
-"""Half the length over which the loss is differenced: far above the rounding of float32, far below ε."""
+"""Half the distance of the finite difference of the loss: far above float32 rounding, far below ε."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """Properties of a deployed network on a client's first samples, as answers `check P@D` for deployment D.
 
-    repeatable    the same image gives the same logits, to the bit
+    repeatable    the same image gives exactly the same logits
     smooth        an invisible change of the image hardly moves the logits
     gradient      the cross-entropy has a gradient at the image
-    directional   along a random direction the margin changes the way that its gradient says
+    directional   along a random direction the margin changes as its gradient predicts
     """
 
     deployment: Deployment
@@ -92,12 +92,12 @@ def _directional(logits: Logits, x: Tensor, y: Tensor, signs: Tensor) -> Tensor:
 
 
 def _inner(x: Tensor, distance: float) -> Tensor:
-    """The image moved so far from the borders of [0, 1] that a step of this length stays inside."""
+    """The image moved away from the borders of [0, 1], so that a step of this length stays inside."""
     return x.clamp(distance, 1 - distance)
 
 
 def _gradient(loss: Loss, x: Tensor) -> Tensor:
-    """∇loss at x; zero where the network has cut its input off."""
+    """∇loss at x; zero if the network detaches its input."""
     with torch.inference_mode(False), torch.enable_grad():
         z = x.detach().clone().requires_grad_()
         value = loss(z).sum() + 0 * z.sum()

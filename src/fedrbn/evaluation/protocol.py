@@ -1,4 +1,4 @@
-"""What is asked of every client at the end of a run or by `fedrbn evaluate`, and the record of the answers."""
+"""The evaluation of every client, at the end of a run or by `fedrbn evaluate`, and its record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from fedrbn.federated.uploads.collection import in_order
 from fedrbn.types import Branch, Member, Tensors
 
 EXPENSIVE = (AutoAttack, LocalSearch)
-"""Attacks that cost thousands of passes for each image: they are tried on a subset."""
+"""Attacks that need thousands of passes per image: they are tried on a subset."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class EvaluationSettings:
     """The choices of an evaluation."""
 
     attacks: tuple[str, ...] = ()
-    """Attacks by text, as in fedrbn.attacks.named; without any it is the attack of the run's config."""
+    """Attacks as text, see fedrbn.attacks.named; default: the attack of the run's config."""
     deployment: Deployment | None = None
-    """How the networks are deployed; None is the branch that each client predicts with."""
+    """How the networks are deployed; None uses the branch that each client predicts with."""
     adaptive: bool = True
     """Also attack every branch of a dual network and their mean loss, and report the worst case per sample."""
     samples: int | None = None
     """Test samples per client; None uses all."""
     subset: int = 10
-    """Test samples per client for attacks that cost thousands of passes."""
+    """Test samples per client for attacks that need thousands of passes per image."""
     checks: bool = False
-    """Also measure the warning signs of a flattering evaluation."""
+    """Also run the check-list, which detects robust accuracies that are too high."""
 
 
 def evaluate_clients(
@@ -95,13 +95,13 @@ def evaluate_clients(
     stored = {
         f"{answer.client}/{column}": right
         for answer in plain
-        for column, right in columns(answer.correct, deployed[answer.client], main="").items()  # every attack by name
+        for column, right in columns(answer.correct, deployed[answer.client], main="").items()  # name every attack
     }
     return EvaluationRecord.from_json(line), stored
 
 
 def column_names(experiment: Experiment, settings: EvaluationSettings) -> list[str]:
-    """The columns that an evaluation of this experiment can have, known before anything is evaluated."""
+    """The columns that an evaluation of this experiment can have, without evaluating anything."""
     adversary = Untargeted(from_config(experiment.attack))
     eps = _eps(experiment, adversary)
     attacks = _attacks(experiment, settings, adversary, eps)
@@ -116,7 +116,7 @@ def column_names(experiment: Experiment, settings: EvaluationSettings) -> list[s
 
 
 def column_named(name: str, experiment: Experiment, settings: EvaluationSettings) -> str:
-    """The column that a text means: attacks may be written without ε and branches as in tables, `ra[pgd-20]@BN_a`."""
+    """The column that a text refers to; ε may be omitted, and branches named as in tables: `ra[pgd-20]@BN_a`."""
     name = name.replace("@BN_a", f"@{Branch.NOISED.value}").replace("@BN_c", f"@{Branch.CLEAN.value}")
     metric, bracket, rest = name.partition("[")
     text, _, after = rest.partition("]")
@@ -131,7 +131,7 @@ def column_named(name: str, experiment: Experiment, settings: EvaluationSettings
 def _attacks(
     experiment: Experiment, settings: EvaluationSettings, adversary: LogitsAttack, eps: float
 ) -> dict[str, LogitsAttack]:
-    """The attacks of an evaluation by their labels, which write out ε; the run's own if none are named."""
+    """The attacks of an evaluation by their labels, which include ε; the run's own if none are named."""
     texts = [with_eps(text, eps) for text in settings.attacks]
     return {text: attack_named(text, experiment.attack) for text in texts} or {main_label(experiment): adversary}
 
@@ -143,7 +143,7 @@ def _questions(
     deployment: Deployment,
     eps: float,
 ) -> tuple[Accuracy, ...]:
-    """What one client is asked: the deployment under every attack, and each branch under the main one."""
+    """The questions to one client: the deployment under every attack, and each branch under the main attack."""
     asked = [Accuracy(deployment)]
     for label, attack in attacks.items():
         limit = settings.subset if isinstance(attack, EXPENSIVE) else None
@@ -165,7 +165,7 @@ def _checks(
     deployments: Mapping[str, Deployment],
     printed: list[Answers],
 ) -> list[Check]:
-    """The check-list of what is printed. Clients are asked once more, now that it is known how many images each has."""
+    """The check-list of the printed numbers. It asks clients again, after their numbers of images are known."""
     eps = threat_eps(prepared)
     deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
     available = {answer.client: len(answer.correct[f"clean@{deployed[answer.client]}"]) for answer in printed}
@@ -187,15 +187,15 @@ def _checks(
 
 
 def _branches_not_judged(prepared: PreparedExperiment, main: LogitsAttack, deployed: Mapping[str, str]) -> list[Check]:
-    """A line for each robust accuracy that is printed of a branch which does not predict."""
+    """A line for each printed robust accuracy of a branch that does not predict."""
     if isinstance(main, EXPENSIVE):
         return []
     others = [branch.value for branch in prepared.plan.method.branches if {branch.value} != set(deployed.values())]
     return [
         Check(
-            "the branch that does not predict is judged",
+            "the branch that does not predict is checked",
             None,
-            f"judge it with --predict {branch}",
+            f"check it with --predict {branch}",
             column=f"ra@{branch}",
         )
         for branch in others
@@ -203,7 +203,7 @@ def _branches_not_judged(prepared: PreparedExperiment, main: LogitsAttack, deplo
 
 
 def threat_eps(prepared: PreparedExperiment) -> float:
-    """ε of the run's threat model; an attack of one's own is told it by the config."""
+    """ε of the run's threat model; your own attack gets it from the config."""
     return _eps(prepared.experiment, prepared.adversary)
 
 
@@ -220,10 +220,10 @@ def ask_all(
     execute: Execute,
     limit: int | None = None,
 ) -> tuple[list[Answers], dict[str, str]]:
-    """Every client's answers to its questions, in the order of the clients; and why others did not answer.
+    """Every client's answers to its questions, in the order of the clients, and why other clients did not answer.
 
-    A client without a question is not asked. No answer is an error, unless somebody did answer and it is only for
-    validation or the prepared is forgiving.
+    A client without a question is not asked. A missing answer is an error, unless other clients did answer and this is
+    a validation or `prepared` is forgiving.
     """
     forgiving = prepared.forgiving or part == "validation"
     asked = {member.id: questions(member) for member in prepared.plan.members}
@@ -231,7 +231,7 @@ def ask_all(
     answers: list[Answers] = []
     missing: dict[str, str] = {}
     round_ = round_of(state, prepared.plan)
-    if not prepared.forgiving:  # the deadline is that of a training job; an evaluation takes as long as it takes
+    if not prepared.forgiving:  # the deadline is for training jobs; an evaluation has none
         round_ = replace(round_, deadline_seconds=None)
     for result in in_order(execute(round_, jobs), [job.client for job in jobs], state.round):
         if isinstance(result, Failure):
@@ -247,13 +247,13 @@ def ask_all(
 
 
 def main_label(experiment: Experiment) -> str:
-    """How records name the attack of the config."""
+    """The name of the config's attack in records."""
     name = experiment.attack.name
     return f"{name}-{experiment.attack.steps}" if name in ("pgd", "mia") else name
 
 
 def origin_of(prepared: PreparedExperiment) -> dict[str, Any]:
-    """What every record says of its origin: method and its branch, attack, ε and threat model, seed, versions."""
+    """The origin that every record states: method and its branch, attack, ε and threat model, seed, versions."""
     experiment = prepared.experiment
     return {
         "key": experiment.key(),

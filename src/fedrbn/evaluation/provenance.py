@@ -1,4 +1,4 @@
-"""What made a number: versions of the software, the commit of a working copy, and the precision of training."""
+"""The origin of a result: software versions, the commit of a working copy, and the precision of training."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 _GIT_SECONDS = 10
 _PROJECT = Path(__file__).parents[3]
-"""Where `.git` is if the package runs from a working copy: this file is src/fedrbn/evaluation/provenance.py in it."""
+"""The folder with `.git` if the package runs from a working copy."""
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes; `commit` only where this package runs from a git working copy."""
+    """Versions of the software; `commit` only if this package runs from a git working copy."""
     found = {name: version(name) for name in ("fedrbn", "torch", "numpy")} | {"python": platform.python_version()}
     made_from = commit(_PROJECT)
     return found if made_from is None else found | {"commit": made_from}
@@ -25,12 +25,12 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit(root: Path) -> str | None:
-    """The commit of the working copy at `root`, with `-dirty` after it if files were changed; None without one."""
+    """The commit of the working copy at `root`, followed by `-dirty` if files were changed; None without one."""
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():
         return None
     try:
-        asked = subprocess.run(  # noqa: S603  (nothing of it comes from outside)
+        asked = subprocess.run(  # noqa: S603  (no part of it is user input)
             [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
             capture_output=True, text=True, check=True, timeout=_GIT_SECONDS,
         )  # fmt: skip
@@ -40,5 +40,5 @@ def commit(root: Path) -> str | None:
 
 
 def precision_name(precision: torch.dtype | None) -> str:
-    """How records name the type that convolutions and matrix products of training are computed in."""
+    """The name in records of the type that training uses for convolutions and matrix products."""
     return str(precision or torch.float32).removeprefix("torch.")

@@ -1,8 +1,8 @@
 """The lines that a run writes: a finished round, a round that too few clients finished, an evaluation.
 
-Whoever writes or reads one of them does it by these types. On disk a line is a JSON object (`to_json`, `from_json`).
-A key that is not named here is kept as it is, so lines of older and newer versions load and are written back whole;
-what the types name is checked strictly.
+All code reads and writes them with these types. On disk a line is a JSON object (`to_json`, `from_json`). Unknown keys
+are kept, so lines of older and newer versions load and are written back unchanged; the keys of the types are validated
+strictly.
 
     rounds.jsonl        RoundRecord
     stops.jsonl         StopRecord
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, Strict, WrapV
 
 
 def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
-    """The value itself once it is known to be a number: 3 stays 3, and is not written back as 3.0."""
+    """The value itself, after checking that it is a number: 3 stays 3 and is not written back as 3.0."""
     check(value)
     return value
 
@@ -28,7 +28,7 @@ Number: TypeAlias = Annotated[float, WrapValidator(_as_written), SerializeAsAny(
 
 
 class Line(BaseModel):
-    """A JSON object of a run's files; keys that a type does not name are kept."""
+    """A JSON object of a run's files; unknown keys are kept."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="allow", validate_by_name=True, ser_json_inf_nan="constants"
@@ -36,11 +36,11 @@ class Line(BaseModel):
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
-        """The record of a line, checked."""
+        """The validated record of a line."""
         return cls.model_validate(line)
 
     def to_json(self) -> dict[str, Any]:
-        """The line as it was read or made: nothing is added, and nothing is lost."""
+        """The line as it was read or created, without additions or losses."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
@@ -63,15 +63,15 @@ class StopRecord(Line):
 
 
 class Origin(Line):
-    """What every record says of the run it is from."""
+    """What every record says about its run."""
 
     key: str = ""
     method: str = ""
     data: str = ""
     attack: str = ""
-    """The main attack, which `ra` stands for, by its label."""
+    """The label of the main attack, the one of `ra`."""
     eps: Number | None = None
-    """Of the attack in the config, in pixels."""
+    """ε of the attack in the config, in pixels."""
     threat: str = ""
     predict: str = ""
     seed: int = 0
@@ -86,14 +86,14 @@ class RoundRecord(Origin):
     """Rounds count from 1."""
     lr: Number | None = None
     clients: dict[str, dict[str, Number]]
-    """Of each client whose update counted, what it measured: loss, seconds …"""
+    """The measurements of each client whose update was used: loss, seconds …"""
     failures: Failures = ()
     warning: str = ""
-    """That training diverges, and where."""
+    """A warning that training diverges, and where."""
     duties: dict[str, dict[str, Number | None]] | None = None
-    """What each client did, where that can change from round to round."""
+    """The duty of each client, if duties can change from round to round."""
     validation: dict[str, Number | None] | None = None
-    """See `validated`; None if it was not this round's turn."""
+    """See `validated`; None if this round was not validated."""
     seconds: Number = 0.0
 
     @property
@@ -102,14 +102,14 @@ class RoundRecord(Origin):
         return {client: metrics["loss"] for client, metrics in self.clients.items() if "loss" in metrics}
 
     def mean_loss(self, clients: Iterable[str]) -> float | None:
-        """The mean loss of those of the clients that took part; None if nobody did."""
+        """The mean loss of those of these clients that took part; None if none did."""
         losses = self.losses
         found = [losses[client] for client in clients if client in losses]
         return fmean(found) if found else None
 
     @property
     def loss(self) -> float | None:
-        """The mean loss of all that took part."""
+        """The mean loss of all clients that took part."""
         return self.mean_loss(self.clients)
 
     @property
@@ -142,14 +142,14 @@ class AttackRecord(Line):
 
 
 class UserRecord(Line):
-    """What a client is, and beside that its accuracies by the names of the columns."""
+    """A client's properties, and its accuracies by the names of the columns."""
 
     __pydantic_extra__: dict[str, int | float | str]
 
     domain: str
     role: Literal["AT", "ST"]
     predicts: str
-    """The branch, or the other way it is deployed."""
+    """The branch that predicts, or the name of another deployment."""
 
     def accuracy(self, column: str) -> float | None:
         """A column's value, if there is one."""
@@ -158,7 +158,7 @@ class UserRecord(Line):
 
 
 class CheckRecord(Line):
-    """A line of the check-list of warning signs; see `fedrbn.evaluation.checklist.Check`."""
+    """A line of the check-list; see `fedrbn.evaluation.checklist.Check`."""
 
     name: str
     passed: bool | None
@@ -176,14 +176,14 @@ class MacsRecord(Line):
 
 
 class BytesRecord(Line):
-    """What travels from and to the server."""
+    """Bytes sent from and to the server."""
 
     down: Number
     up: Number
 
 
 class TrafficRecord(Line):
-    """Bytes of a round: for one client of each role, and for all of its participants."""
+    """Bytes per round: of one client of each role, and of all participants."""
 
     client: dict[str, BytesRecord]
     round: BytesRecord
@@ -199,7 +199,7 @@ class CostRecord(Line):
 
 
 class EvaluationRecord(Origin):
-    """An evaluation of all clients; the first one of a run ended its training."""
+    """An evaluation of all clients; the first one of a run is at the end of its training."""
 
     method: str
     data: str
@@ -211,13 +211,13 @@ class EvaluationRecord(Origin):
     part: str
     round: int
     labels: dict[str, str]
-    """How tables name the domains."""
+    """The names of the domains in tables."""
     samples_digest: str
     users: dict[str, UserRecord]
     domains: dict[str, dict[str, Number]]
     mean: dict[str, Number]
     interval: dict[str, Annotated[tuple[Number, Number], Strict(False)]]
-    """95 %, of the mean."""
+    """The 95 % interval of the mean."""
     samples: dict[str, int]
     worst_domain: dict[str, Number]
     unanswered: dict[str, str] = {}
@@ -237,7 +237,7 @@ class EvaluationRecord(Origin):
 
     @property
     def main_attack(self) -> AttackRecord:
-        """The attack that `ra` stands for."""
+        """The attack of the column `ra`."""
         return self.attacks[self.attack]
 
     def robust_column(self, attack: str) -> str:
@@ -249,5 +249,5 @@ class EvaluationRecord(Origin):
         return f"sa[{attack}]" if f"sa[{attack}]" in self.mean else "sa"
 
     def domain_label(self, domain: str) -> str:
-        """How tables name a domain."""
+        """The name of a domain in tables."""
         return self.labels.get(domain, domain)

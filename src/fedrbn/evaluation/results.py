@@ -1,4 +1,4 @@
-"""Results as Python users hold them: values by name, a table in a notebook, a pandas DataFrame on request."""
+"""Results for use in Python: values by name, a table in a notebook, a pandas DataFrame on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Evaluation(dict[str, Any]):
 
     @property
     def record(self) -> EvaluationRecord:
-        """The same record with checked types."""
+        """The same record with validated types."""
         return EvaluationRecord.from_json(self)
 
     def _repr_html_(self) -> str:
@@ -37,7 +37,7 @@ class Evaluation(dict[str, Any]):
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """Evaluations of several methods or settings on the same federation, a list with one entry per seed for each."""
+    """Evaluations of several methods or settings on the same federation: for each a list with one entry per seed."""
 
     rows: Mapping[str, Sequence[Evaluation]]
 

@@ -1,4 +1,4 @@
-"""Do two runs differ by more than chance in the test images? McNemar's exact test on per-sample outcomes."""
+"""Test whether two runs differ by more than the chance of the test images: McNemar's exact test per sample."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compare(ours: Mapping[str, Tensors], theirs: Mapping[str, Tensors]) -> list[
     """Compare column by column, over all clients; both map client → column → one boolean per sample."""
     if ours.keys() != theirs.keys():
         raise EvaluationError(
-            f"got runs with {len(ours)} and {len(theirs)} clients that are not the same; expected the same federation. "
+            f"got runs with {len(ours)} and {len(theirs)} different clients; expected the same federation. "
             "Compare runs made with the same data, federation settings and seed."
         )
     columns = set.intersection(*(set(table) for table in (*ours.values(), *theirs.values())))

@@ -1,8 +1,8 @@
-"""From per-sample answers to the numbers of a table: per user, per domain, in the mean over users.
+"""Summarise per-sample answers as the numbers of a table: per user, per domain, and as the mean over users.
 
 Columns are named `sa` and `ra` for the deployed network, `ra adaptive` for the worst case over an adaptive adversary's
-attacks, `sa@clean`, `ra@noised` … for a branch whether deployed or not, and `ra[aa]`, `sa[aa]` … for a further attack
-and the clean accuracy on the samples that it was tried on.
+attacks, `sa@clean`, `ra@noised` … for a branch, deployed or not, and `ra[aa]`, `sa[aa]` … for a further attack and the
+clean accuracy on its samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def validation_summary(
 ) -> dict[str, float | None]:
     """The score for model selection, the mean over users of RA (AT users) or SA (ST users), and its two parts.
 
-    `keys` says which answer counts for each client; None stands where there is nothing to average.
+    `keys` names the answer that counts for each client; a value is None if there is nothing to average.
     """
     roles = {member.id: member.role for member in members}
     scores: dict[Role, list[float]] = {Role.AT: [], Role.ST: []}
@@ -38,7 +38,7 @@ def validation_summary(
 
 
 def columns(correct: Tensors, deployed: str, main: str) -> Tensors:
-    """A client's answers under the names of the table's columns; `main` is the attack that `ra` stands for."""
+    """A client's answers under the names of the table's columns; `main` is the attack of the column `ra`."""
     found: Tensors = {}
     for key, answer in correct.items():
         what, _, where = key.partition("@")
@@ -55,13 +55,13 @@ def columns(correct: Tensors, deployed: str, main: str) -> Tensors:
 
 
 def means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean over users, each counting the same; a column that some user lacks is left out."""
+    """The mean over users with equal weights; a column that some user lacks is left out."""
     shared = [column for column in (rows[0] if rows else {}) if all(column in row for row in rows)]
     return {column: fmean(row[column] for row in rows) for column in shared}
 
 
 def interval(mean: float, samples: int) -> tuple[float, float]:
-    """A 95 % interval of an accuracy measured on so many samples, after Wilson (1927)."""
+    """The 95 % interval of an accuracy that was measured on `samples` samples, after Wilson (1927)."""
     if samples == 0:
         return 0.0, 1.0
     z = 1.959964
@@ -73,10 +73,10 @@ def interval(mean: float, samples: int) -> tuple[float, float]:
 def summary(
     answers: Iterable[Answers], members: Sequence[Member], deployed: Mapping[str, str], main: str
 ) -> dict[str, Any]:
-    """The part of an evaluation record that tables are made of: users, domains, mean and interval, worst domain.
+    """The part of an evaluation record for tables: users, domains, mean and interval, worst domain.
 
-    `deployed` names each client's deployment. The interval is that of the mean over users taken as one sample of all
-    test images: it speaks of the choice of test images, not of training again with another seed.
+    `deployed` names each client's deployment. The interval treats the mean over users as one sample of all test images:
+    it covers variation between test images, not between training runs.
     """
     member = {m.id: m for m in members}
     users: dict[str, dict[str, float]] = {}
@@ -115,5 +115,5 @@ def summary(
 
 
 def _own_duty(member: Member) -> dict[str, str]:
-    """A duty that the role does not tell."""
+    """The duty, if it does not follow from the role."""
     return {} if member.duty == member.role.duty else {"duty": str(member.duty)}

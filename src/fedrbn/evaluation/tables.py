@@ -1,4 +1,4 @@
-"""Evaluation records as tables for people."""
+"""Evaluation records as readable tables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BRANCH = {"clean": "BN_c", "noised": "BN_a"}
 
 
 def shown_column(name: str) -> str:
-    """A column as people read it: branches by their names in the paper."""
+    """A column's name for display, with the paper's names of the branches."""
     for branch, paper in BRANCH.items():
         name = name.replace(f"@{branch}", f"@{paper}")
     return name
 
 
 def evaluation_table(record: EvaluationRecord) -> Table:
-    """SA and RA under the main attack per domain and in the mean over users; for dual networks on each branch."""
+    """SA and RA under the main attack, per domain and as the mean over users; for dual networks on each branch."""
     dual = "sa@noised" in record.mean
     shown = {} if dual else {"SA": "sa", "RA": "ra"}
     if dual:
@@ -76,7 +76,7 @@ VERDICTS = {True: "ok", False: "FAILED", None: "NOT MEASURED"}
 
 
 def checks_table(record: EvaluationRecord) -> Table:
-    """The check-list of warning signs; records of earlier versions say neither what is judged nor what is allowed."""
+    """The check-list; records of earlier versions contain neither the checked column nor the threshold."""
     table = Table(title="Can these numbers be trusted?")
     for column in ("judges", "check", "", "measured", "allowed"):
         table.add_column(column)
@@ -89,7 +89,7 @@ def checks_table(record: EvaluationRecord) -> Table:
 def significance_table(comparisons: Iterable[Comparison], against: str) -> Table:
     """Pairwise comparison of two runs, sample by sample."""
     table = Table(title=f"Compared with {against}, sample by sample", caption="p: exact McNemar test, two-sided.")
-    for column in ("column", "samples", "this run", "that run", "only this right", "only that right", "p"):
+    for column in ("column", "samples", "this run", "that run", "only this run right", "only that run right", "p"):
         table.add_column(column, justify="left" if column == "column" else "right")
     for c in comparisons:
         numbers = (c.samples, percent(c.ours), percent(c.theirs), c.only_ours, c.only_theirs, f"{c.p:.2g}")
@@ -119,7 +119,7 @@ def comparison_table(groups: Mapping[str, Sequence[EvaluationRecord]]) -> Table:
 
 
 def predicts(record: EvaluationRecord) -> str:
-    """The branch that predicts, as the paper names it; networks with one set of statistics have no choice."""
+    """The branch that predicts, by its name in the paper; networks with one set of statistics have only one."""
     if "sa@noised" not in record.mean:
         return "its only BN"
     return BRANCH.get(record.deployment, record.deployment)
@@ -138,7 +138,7 @@ def caption(record: EvaluationRecord, seeds: Sequence[int] = ()) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share as a percentage, or nothing."""
+    """A share as a percentage; empty for None."""
     return "" if value is None else f"{100 * value:.1f}"
 
 

@@ -1,4 +1,4 @@
-"""A fleet as a TOML file: a deadline, the devices, and the experiment they are to run; `EXAMPLE` is one."""
+"""A fleet as a TOML file: a deadline, the devices, and the experiment that they will run; see `EXAMPLE`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedrbn.fleet.planner import Device, FleetPlan, Speed, Workload, cost
 from fedrbn.types import Duty
 
 EXAMPLE = """\
-# A fleet for fedrbn plan: who can afford what.
+# A fleet for fedrbn plan: what each device can afford.
 
 deadline = 30                          # seconds per round
 classes = 10
@@ -75,14 +75,14 @@ class DeviceEntry(BaseModel):
     macs_per_second: float | None = Field(default=None, gt=0)
     probe: str | None = None
     slower: float = Field(default=1.0, gt=0)
-    """How many times as slow as its `macs_per_second` or `probe` says: one probe can stand for a family of devices."""
+    """How many times slower it is than its `macs_per_second` or `probe`: one probe can describe similar devices."""
     memory: Quantity | None = None
     bandwidth: Quantity | None = None
 
     @model_validator(mode="after")
     def _one_speed(self) -> DeviceEntry:
         if (self.macs_per_second is None) == (self.probe is None):
-            raise FleetError(f"device {self.id!r} needs either macs_per_second or probe, and not both")
+            raise FleetError(f"device {self.id!r} needs either macs_per_second or probe, but not both")
         return self
 
 
@@ -97,7 +97,7 @@ class SpeedEntry(BaseModel):
 
 
 class ProbeEntry(BaseModel):
-    """What fedrbn probe --json prints, as far as a plan needs it."""
+    """The part of the output of fedrbn probe --json that a plan needs."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -120,7 +120,7 @@ class FleetEntry(BaseModel):
 def write_example(path: Path) -> None:
     """Write `EXAMPLE` to a new file."""
     if path.exists():
-        raise FleetError(f"got {path}, which is there already; expected a new file. Name another one.")
+        raise FleetError(f"got {path}, which already exists; expected a new file. Choose another name.")
     write_atomically(path, EXAMPLE.encode())
 
 
@@ -137,7 +137,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class TimingCheck:
-    """A device's predicted computing time in a round, and the median of what it took."""
+    """A device's predicted computing time per round, and the median of the measured times."""
 
     device: str
     duty: Duty
@@ -167,7 +167,7 @@ def read(path: Path) -> Fleet:
     names = [device.id for device in devices]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"got device {twice!r} twice in {path}; expected ids of their own, or one entry with count.")
+        raise ConfigError(f"got device {twice!r} twice in {path}; expected unique ids, or one entry with count.")
     return Fleet(entry.deadline, devices, config.make(sections), entry.classes, entry.image_shape)
 
 
@@ -199,13 +199,13 @@ def _probe(path: Path) -> ProbeEntry:
         why = f"{'.'.join(str(part) for part in first['loc']) or 'content'}: {first['msg']}"
     except (OSError, ValueError) as error:
         why = str(error)
-    raise ConfigError(f"got probe {path}, which cannot be used ({why}); expected what fedrbn probe --json prints.")
+    raise ConfigError(f"got probe {path}, which cannot be used ({why}); expected the output of fedrbn probe --json.")
 
 
 def check(
     devices: tuple[Device, ...], workload: Workload, rounds: Mapping[str, tuple[Duty, float]]
 ) -> list[TimingCheck]:
-    """Predicted against measured, for the devices that are clients of the run."""
+    """Predicted and measured times of the devices that are clients of the run."""
     found = []
     for device in devices:
         if device.id in rounds:
@@ -215,24 +215,24 @@ def check(
     if not found:
         raise ConfigError(
             f"got a run with the clients {', '.join(list(rounds)[:5])} …; expected ids of the fleet's devices: "
-            f"{', '.join(device.id for device in devices[:5])} …. Name the devices like the clients."
+            f"{', '.join(device.id for device in devices[:5])} …. Use the clients' ids for the devices."
         )
     return found
 
 
 def corrected(devices: tuple[Device, ...], checks: list[TimingCheck]) -> tuple[Device, ...]:
-    """The devices with their speed corrected by what was measured, to plan again with."""
+    """The devices with their speed corrected by the measured times, to plan again."""
     ratios = {item.device: item.ratio for item in checks}
     return tuple(replace(d, correction=d.correction * ratios.get(d.id, 1.0)) for d in devices)
 
 
 def duties_of(plan: FleetPlan) -> DutiesConfig:
-    """The plan as `federation.duties`: a duty for every device, and what it can do, for whoever plans again."""
+    """The plan as `federation.duties`: a duty for every device, and what it can do, to plan again."""
     if (left := [a.device for a in plan.assignments if a.duty is None]) or not plan.feasible:
-        who = f"without a duty for {left[0]!r}" if left else "in which nobody trains adversarially"
+        who = f"without a duty for {left[0]!r}" if left else "in which no device trains adversarially"
         raise FleetError(
-            f"got a plan {who}, which cannot be run; expected one for every device. The notes of fedrbn plan say what "
-            "would help: raise the deadline, or take the device out of the fleet."
+            f"got a plan {who}, which cannot be run; expected a duty for every device, at least one with AT. Follow "
+            "the notes of fedrbn plan: raise the deadline, or remove the device from the fleet."
         )
     return DutiesConfig(
         deadline=plan.deadline,

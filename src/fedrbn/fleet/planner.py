@@ -1,11 +1,11 @@
-"""Who can afford what: for each device of a fleet AT, AT on a part of its batches, PNC or ST within a deadline.
+"""Choose a duty for each device of a fleet that fits a deadline: AT, AT on a part of its batches, PNC or ST.
 
     chosen = plan(devices, workload, deadline=30.0)
     devices = observe(devices, chosen, {"phone-1": 41.0})     # a measured round; then plan again
 
-Devices compute side by side, so each gets the most robust duty that it can finish in time, and that is also the plan
-with the largest share of adversarially trained images in every domain. Costs are counted in forward passes, a backward
-pass being two: ST 3, PNC 6 (4 if λ = 1, where the clean loss needs no backward), AT with n steps (n + 1)·3 + 3.
+Devices compute in parallel, so each gets the most robust duty that it can finish in time. This also maximises the share
+of adversarially trained images in every domain. Costs are counted in forward passes; a backward pass counts as two:
+ST 3, PNC 6 (4 if λ = 1, where the clean loss needs no backward), AT with n steps (n + 1)·3 + 3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedrbn.errors import FleetError
 from fedrbn.types import Duty, Role
 
 LEAST_SHARE = 0.1
-"""Smallest part of its batches that is worth training adversarially: less leaves BN_a to a handful of batches."""
+"""Smallest adversarial share of the batches that is worth it: with less, BN_a is trained on only a few batches."""
 
 GRAIN = 0.05
 """Fractional shares are multiples of this."""
@@ -29,8 +29,8 @@ GRAIN = 0.05
 class Speed:
     """Multiply-accumulates per second in forward passes, in backward passes, and in the steps of an attack.
 
-    An attack's step counts as three forward passes like any training pass, but is faster in truth, because it needs
-    no gradient of the weights: that is why it has a speed of its own.
+    An attack's step counts as three forward passes like any training pass, but is faster in practice, because it needs
+    no gradient of the weights. So it has its own speed.
     """
 
     forward: float
@@ -52,41 +52,41 @@ class Device:
     samples: int
     speed: Speed
     memory: float | None = None
-    """Bytes that are free for training, the program itself not counted; None is enough."""
+    """Bytes free for training, in addition to the program itself; None means enough."""
     bandwidth: float | None = None
-    """Bytes per second to and from the server; None is no limit."""
+    """Bytes per second to and from the server; None means no limit."""
     correction: float = 1.0
     """Measured over predicted seconds of earlier rounds."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a round asks of a device, whichever it is."""
+    """The work of a round, which is the same for all devices."""
 
     macs: int
     """Multiply-accumulates of one image's forward pass."""
     weight_bytes: int
     activation_bytes: int
-    """What one image leaves in memory for the backward pass."""
+    """Memory that one image needs until the backward pass."""
     download_bytes: int
     upload_bytes: Mapping[Role, int]
     batch_size: int
     local_epochs: int
     attack_steps: int
     lam: float
-    """λ of PNC; 0 makes it standard training, so it is not offered then."""
+    """λ of PNC; with 0, PNC is standard training and is not offered."""
     shares: bool = True
-    """Whether the method can train a share of a client's batches adversarially, and not only all of them."""
+    """Whether the method can also train only a share of a client's batches adversarially."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a device is to do, and what that costs it."""
+    """The duty of a device and its cost."""
 
     device: str
     domain: str
     duty: Duty | None
-    """None if it cannot take part; what is said of its cost is then that of plain standard training."""
+    """None if it cannot take part; the cost is then that of plain standard training."""
     compute_seconds: float
     transfer_seconds: float
     traffic_bytes: int
@@ -94,7 +94,7 @@ class Assignment:
 
     @property
     def at_share(self) -> float:
-        """The part of its batches that it trains adversarially."""
+        """The share of its batches that it trains adversarially."""
         return self.duty.at_share if self.duty else 0.0
 
     @property
@@ -105,11 +105,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """A duty for every device, what part of each domain is trained adversarially, and what stands in the way."""
+    """A duty for every device, the share of each domain that is trained adversarially, and the problems of the plan."""
 
     deadline: float
     devices: tuple[Device, ...]
-    """What it plans for, with speeds corrected by measured times if there were any."""
+    """The devices of the plan, with speeds corrected by measured times if there are any."""
     assignments: tuple[Assignment, ...]
     """One for each device, in their order."""
     coverage: dict[str, float]
@@ -117,16 +117,18 @@ class FleetPlan:
 
     @property
     def feasible(self) -> bool:
-        """Whether every device takes part and somebody trains adversarially."""
+        """Whether every device takes part and at least one trains adversarially."""
         return all(a.duty is not None for a in self.assignments) and any(a.at_share for a in self.assignments)
 
 
 def plan(devices: Sequence[Device], workload: Workload, deadline: float) -> FleetPlan:
     """For every device the most robust duty that fits its memory and the deadline, in seconds per round."""
     if not devices or not deadline > 0:
-        raise FleetError(f"got {len(devices)} devices and a deadline of {deadline} s; expected some, and above 0 s.")
+        raise FleetError(
+            f"got {len(devices)} devices and a deadline of {deadline} s; expected at least 1, and more than 0 s."
+        )
     chosen = [_best(device, workload, deadline, donors=True) for device in devices]
-    if not any(a.at_share for a in chosen):  # nobody to receive BN_a from, so nothing to calibrate with
+    if not any(a.at_share for a in chosen):  # no donor of BN_a, so no calibration
         chosen = [_best(device, workload, deadline, donors=False) for device in devices]
     coverage = {
         domain: _coverage([(a.at_share, d.samples) for a, d in zip(chosen, devices, strict=True) if d.domain == domain])
@@ -139,7 +141,7 @@ def plan(devices: Sequence[Device], workload: Workload, deadline: float) -> Flee
 def observe(
     devices: Sequence[Device], chosen: FleetPlan, measured: Mapping[str, float], trust: float = 0.5
 ) -> tuple[Device, ...]:
-    """The devices after a round, corrected by their measured computing seconds; `trust` = 1 forgets earlier rounds."""
+    """The devices after a round, corrected by their measured computing time; `trust` = 1 ignores earlier rounds."""
     predicted = {a.device: a.compute_seconds for a in chosen.assignments if a.duty is not None}
     return tuple(
         replace(d, correction=d.correction * (measured[d.id] / predicted[d.id]) ** trust)
@@ -162,7 +164,7 @@ def cost(device: Device, workload: Workload, duty: Duty) -> Assignment:
         compute_seconds=_compute(device, workload, duty),
         transfer_seconds=traffic / device.bandwidth if device.bandwidth else 0.0,
         traffic_bytes=traffic,
-        # Weights four times: as received, in training, their gradient, and the copy that is sent.
+        # Four copies of the weights: as received, in training, their gradient, and the upload.
         memory_bytes=4 * workload.weight_bytes + joined * workload.activation_bytes * workload.batch_size,
     )
 
@@ -210,7 +212,7 @@ def _problems(
     workload: Workload,
     deadline: float,
 ) -> tuple[str, ...]:
-    """Everything that keeps the plan from being good, with the number that would cure it."""
+    """All problems of the plan, each with the number that would fix it."""
     found = [
         _left_out(device, assignment, workload, deadline)
         for device, assignment in zip(devices, chosen, strict=True)
@@ -247,7 +249,7 @@ def _left_out(device: Device, standard: Assignment, workload: Workload, deadline
 
 
 def _needed_for_at(devices: Sequence[Device], workload: Workload) -> str:
-    """The deadline at which the first of these devices could train a least share adversarially."""
+    """The shortest deadline at which one of these devices could train the smallest share adversarially."""
     options = [(device, cost(device, workload, Duty(at_share=LEAST_SHARE))) for device in devices]
     possible = [(option.seconds, device.id) for device, option in options if _fits(device, option)]
     if not possible:

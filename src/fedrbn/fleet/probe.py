@@ -1,4 +1,4 @@
-"""What this machine can do for training, measured in a few seconds; and what a network asks of it.
+"""Measure in a few seconds how fast this machine trains, and count what a network needs.
 
 speed = probe(net, image_shape=(3, 28, 28), batch_size=32, seconds=5).speed
 """
@@ -34,15 +34,15 @@ from fedrbn.types import Branch, Duty, Role, Stats
 
 @dataclass(frozen=True)
 class Probe:
-    """What was measured, with one thread, as clients compute."""
+    """The measurements, with one thread, as clients compute."""
 
     speed: Speed
     memory: float | None
-    """Bytes free now, this program already running; None if the system does not say."""
+    """Bytes free while this program runs; None if the system does not tell."""
     memory_bandwidth: float
     """Bytes per second of a copy in memory."""
     bandwidth: float | None
-    """Bytes per second from the given address; None without one."""
+    """Bytes per second from the given address; None without an address."""
 
 
 def network(experiment: Experiment, classes: int, image_shape: tuple[int, int, int]) -> DualNet:
@@ -52,7 +52,7 @@ def network(experiment: Experiment, classes: int, image_shape: tuple[int, int, i
 
 
 def workload(experiment: Experiment, classes: int, image_shape: tuple[int, int, int]) -> Workload:
-    """What a round of this experiment asks of a device."""
+    """The work of a round of this experiment for a device."""
     method = configure(experiment.method, from_config(experiment.attack))
     net = network(experiment, classes, image_shape)
     names = layout(net, method.local)
@@ -80,12 +80,12 @@ def forward_macs(net: DualNet, image_shape: tuple[int, int, int]) -> int:
 
 
 def activation_bytes(net: DualNet, image_shape: tuple[int, int, int]) -> int:
-    """Bytes that one more image of a batch makes the forward pass keep for the backward pass."""
+    """Bytes that the forward pass keeps for the backward pass, per image of a batch."""
     return _saved_bytes(net, image_shape, 3) - _saved_bytes(net, image_shape, 2)
 
 
 def _saved_bytes(net: DualNet, image_shape: tuple[int, int, int], images: int) -> int:
-    kept: list[Tensor] = []  # as long as they live, no two of them have the same address
+    kept: list[Tensor] = []  # keeps them alive, so that no two have the same address
 
     def keep(tensor: Tensor) -> Tensor:
         kept.append(tensor)
@@ -104,7 +104,7 @@ def probe(
     seconds: float = 5.0,
     url: str | None = None,
 ) -> Probe:
-    """Measure for about so many seconds; with `url` (http or https) also the download from there."""
+    """Measure for about `seconds` seconds; with `url` (http or https) also the download speed from there."""
     if not seconds > 0:
         raise FleetError(f"got seconds = {seconds}; expected a time above 0, such as 5.")
     parts = 0.8 if url else 0.95
@@ -121,7 +121,7 @@ def measure_speed(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
-    """Forward, backward and attack passes of whole batches, interleaved so that a busy moment hits all three."""
+    """Time forward, backward and attack passes of whole batches, interleaved so that other load affects all three."""
     random = generator(0, "probe")
     x = torch.rand(batch_size, *image_shape, generator=random)
     y = torch.zeros(batch_size, dtype=torch.int64)
@@ -154,14 +154,14 @@ def _elapsed(action: Callable[[], object], clock: Callable[[], float] = time.per
 
 
 def free_memory() -> float | None:
-    """Bytes of memory that are free, where the system says so."""
+    """Bytes of free memory; None if the system does not tell."""
     names = os.sysconf_names if hasattr(os, "sysconf_names") else {}
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in names else "SC_PHYS_PAGES"
     return float(os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")) if pages in names else None
 
 
 def _copy_speed(count: int = 32_000_000) -> float:
-    """A copy reads and writes every byte once; the second of two, because the first also asks for the memory."""
+    """Bytes per second of a copy, which reads and writes every byte once; the first of two also allocates memory."""
     source = torch.zeros(count, dtype=torch.uint8)
     target = torch.empty_like(source)
     target.copy_(source)
@@ -169,7 +169,7 @@ def _copy_speed(count: int = 32_000_000) -> float:
 
 
 def download_speed(url: str, seconds: float) -> float:
-    """Bytes per second from an address, until it ends or the time is over."""
+    """Bytes per second from an address, until the download ends or the time is up."""
     if not url.startswith(("http://", "https://")):
         raise FleetError(f"got {url!r}; expected an address with http:// or https:// to measure the bandwidth from.")
     received, started = 0, time.perf_counter()

@@ -1,7 +1,7 @@
-"""Plan again between rounds from what clients measured; off unless `federation.replan` says how often.
+"""Plan again between rounds from the clients' measured times; off unless `federation.replan` says how often.
 
-The duties of a round follow from the plan that the run began with and from the records of its finished rounds, and from
-nothing else. A run that is resumed has the same records, so it goes on with the same duties.
+The duties of a round depend only on the run's first plan and on the records of its finished rounds. A resumed run has
+the same records, so it continues with the same duties.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedrbn.types import Duty, Member
 
 
 def ensure_replannable(experiment: Experiment, method: Method) -> None:
-    """Refuse `federation.replan` where a plan cannot be made again."""
+    """Refuse `federation.replan` if the duties cannot be planned again."""
     planned = experiment.federation.duties
     if experiment.federation.replan is None or planned is None:
         return
@@ -30,26 +30,26 @@ def ensure_replannable(experiment: Experiment, method: Method) -> None:
     if without is not None or planned.deadline is None:
         what = "a deadline" if planned.deadline is None else f"a speed of {without!r}"
         raise ConfigError(
-            f"got federation.replan with duties without {what}; expected what fedrbn plan -o writes: a deadline, and "
-            "every device's speed. Plan with it, or leave replan out."
+            f"got federation.replan with duties without {what}; expected a file of fedrbn plan -o, with a deadline and "
+            "every device's speed. Use such a file, or leave replan out."
         )
     if method.adaptation is not None:
         raise ConfigError(
-            f"got federation.replan with method {method.name!r}, whose clients adapt before they are evaluated by the "
-            "role they began with; expected a method without that. Leave replan out."
+            f"got federation.replan with method {method.name!r}, whose clients adapt before evaluation according to "
+            "their first role; expected a method without adaptation. Leave replan out."
         )
 
 
 def next_duties(
     experiment: Experiment, members: Sequence[Member], asked: Callable[[], Workload], records: Sequence[RoundRecord]
 ) -> dict[str, Duty]:
-    """The duties of the round after these: as in the last one, or planned anew if it is time; empty at the start."""
+    """The duties of the round after these: those of the last round, or a new plan if it is due; empty at the start."""
     every, planned = experiment.federation.replan, experiment.federation.duties
     if every is None or planned is None or not records:
         return {}
     if records[-1].round % every:
         return recorded(records[-1])
-    first = (experiment.method.warmup or 0) + 2  # in the rounds before, nobody could calibrate
+    first = (experiment.method.warmup or 0) + 2  # no client can calibrate in earlier rounds
     recent = [record for record in records[-every:] if record.round >= first]
     devices = _corrected(planned, members, asked(), recent)
     chosen = plan(devices, asked(), planned.deadline or 0.0)
@@ -62,7 +62,7 @@ def recorded(record: RoundRecord) -> dict[str, Duty]:
 
 
 def duties_record(experiment: Experiment, members: Sequence[Member]) -> dict[str, Any]:
-    """What a round's record says of duties where they can change; nothing where they cannot."""
+    """The duties for a round's record if they can change; otherwise empty."""
     if experiment.federation.replan is None:
         return {}
     return {"duties": {member.id: asdict(member.duty) for member in members}}
@@ -85,5 +85,5 @@ def _corrected(
 
 def _device(planned: DutiesConfig, member: Member) -> Device:
     own = planned.clients[member.id]
-    speed = Speed(*(own.speed or (1.0, 1.0, 1.0)))  # `ensure_replannable` has seen to it that there is one
+    speed = Speed(*(own.speed or (1.0, 1.0, 1.0)))  # `ensure_replannable` guarantees a speed
     return Device(member.id, member.domain, member.samples, speed, own.memory, own.bandwidth)

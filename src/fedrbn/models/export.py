@@ -2,7 +2,7 @@
 
     export_client("runs/first", "pen-1", "pen.onnx")
 
-The file is read back and compared with the network it came from before it takes its place: a file that exists agrees.
+The file is read back and compared with its network before it gets its final name, so every exported file is verified.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fedrbn.runs.records import evaluations
 from fedrbn.types import Branch
 
 TOLERANCE = 1e-4
-"""Largest accepted difference of logits, as a part of the largest logit (or of 1): float rounding stays far below."""
+"""Largest accepted difference of logits, relative to the largest logit (or to 1); float rounding is far below it."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,21 @@ class Exported:
     kept: dict[str, str]
     """Batch-norm layers that were not folded, and why."""
     bytes_before: int
-    """Weights of the unfolded network, both sets of statistics reduced to one."""
+    """Size of the unfolded network's weights, with one set of statistics."""
     bytes_after: int
-    """The file."""
+    """Size of the file."""
     milliseconds_before: float
-    """One image through the unfolded network in PyTorch, one thread, median."""
+    """Median latency of the unfolded network in PyTorch for one image, with one thread."""
     milliseconds_after: float
-    """The same through the file as it will be run."""
+    """The same for the exported file in its own runtime."""
 
 
 def export_client(
     run: Path | str, client: str | None, path: Path | str, branch: Branch | None = None, *, folding: bool = True
 ) -> Exported:
-    """Write the network of one client of a trained run; without `branch` the one it predicts with.
+    """Write the network of one client of a trained run; without `branch`, the branch that it predicts with.
 
-    Without a client it is the network for somebody new: the shared weights with everybody's mean batch norm.
+    Without a client it is a network for new clients: the shared weights with the mean batch norm of all clients.
     """
     trained = load(run)
     if client is None:
@@ -83,17 +83,17 @@ def export_client(
 
 
 def _branch_of(trained: Trained, client: str) -> Branch:
-    """The branch a client predicts with."""
-    trained.dual_client(client)  # a client that does not exist is refused with the nearest name
+    """The branch that a client predicts with."""
+    trained.dual_client(client)  # refuses an unknown client and suggests the closest name
     member = trained.plan.members[trained.clients.index(client)]
     return predicting_branch(trained.plan, trained.state, member)
 
 
 def measured(directory: RunDirectory, client: str, branch: Branch) -> dict[str, Any]:
-    """SA, RA and the attack they were measured with, for this client and branch; empty if there are none.
+    """SA, RA and the attack they were measured with, for this client and branch; empty if not measured.
 
-    Of several evaluations the one with the run's own attack counts, then the one on most images, then the newest: a
-    quick look at a few images must not replace the run's own measurement.
+    Of several evaluations the one with the run's own attack is used, then the one on most images, then the newest: a
+    quick evaluation on a few images must not replace the run's own measurement.
     """
     found: list[tuple[bool, int, dict[str, Any]]] = []
     for record in evaluations(directory):
@@ -109,7 +109,7 @@ def measured(directory: RunDirectory, client: str, branch: Branch) -> dict[str, 
 
 
 def describe(trained: Trained, branch: Branch, **facts: Any) -> Card:
-    """The card of a network from a trained run; `facts` are client, domain and what was measured."""
+    """The card of a network from a trained run; `facts` are the client, its domain and the measurements."""
     experiment = trained.experiment
     return Card.model_validate(
         {
@@ -131,7 +131,7 @@ def describe(trained: Trained, branch: Branch, **facts: Any) -> Card:
 
 
 def export_network(net: nn.Module, card: Card, path: Path | str, *, folding: bool = True) -> Exported:
-    """Write an ordinary network and its card; the suffix says how: .safetensors, .onnx or .pt2."""
+    """Write an ordinary network and its card; the suffix decides the format: .safetensors, .onnx or .pt2."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise ModelFileError(f"got {path.name}; expected a name ending in {', '.join(SUFFIXES)}. Change the ending.")
@@ -145,7 +145,7 @@ def export_network(net: nn.Module, card: Card, path: Path | str, *, folding: boo
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         draft = Path(folder) / path.name
         write(shipped, card, example, draft)
-        again = read(draft, network=card.network, trust=True)  # trusted: it was written here, a line above
+        again = read(draft, network=card.network, trust=True)  # trusted: it was written just above
         reference = without_gradient(net)
         deviation = _agreement(reference(example), again.logits(example))
         before, after = _milliseconds(reference, example), _milliseconds(again.logits, example)
@@ -163,10 +163,10 @@ def export_network(net: nn.Module, card: Card, path: Path | str, *, folding: boo
 
 
 def _agreement(expected: Tensor, got: Tensor) -> float:
-    """The largest difference; more than rounding is refused."""
+    """The largest difference; refused if it is more than rounding."""
     deviation = float((expected - got).abs().max())
     scale = max(1.0, float(expected.abs().max()))
-    if not deviation <= TOLERANCE * scale:  # not: a difference that is no number is refused too
+    if not deviation <= TOLERANCE * scale:  # `not` also refuses NaN
         raise ModelFileError(
             f"got logits that differ by {deviation:.3g} after export; expected at most {TOLERANCE * scale:.3g}. "
             "Nothing was written. Try --no-fold or another format, and report the network."
@@ -210,7 +210,7 @@ def _write_onnx(net: nn.Module, card: Card, example: Tensor, path: Path) -> None
         )
     if program is None:
         raise ModelFileError("got nothing from torch.onnx.export; expected a program. Export to safetensors instead.")
-    for node in program.model.graph.all_nodes():  # where in the source each came from: paths of this machine
+    for node in program.model.graph.all_nodes():  # source locations, which contain paths of this machine
         node.metadata_props.clear()
     program.model.metadata_props[KEY] = card.model_dump_json()
     program.save(str(path), external_data=False)
@@ -223,13 +223,13 @@ def _write_pt2(net: nn.Module, card: Card, example: Tensor, path: Path) -> None:
 
 
 def _any_batch() -> Any:
-    """The network's one input may have any number of images."""
+    """A dynamic shape: the network's input may have any number of images."""
     return ({0: torch.export.Dim("batch")},)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what PyTorch's exporters say about themselves: a deprecation of theirs, and a package not needed."""
+    """Silence warnings of PyTorch's exporters about their own deprecations and about a package that is not needed."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

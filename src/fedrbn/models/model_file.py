@@ -1,4 +1,4 @@
-"""A model file as `fedrbn export` writes it: what it is (`Card`), how to read it, how to ask it about pictures.
+"""A model file written by `fedrbn export`: its description (`Card`), how to read it, how to classify images with it.
 
 model = read("pen.onnx")
 model.card.classes, model.card.ra
@@ -28,12 +28,12 @@ from fedrbn.nets.fold import fold
 from fedrbn.nets.state import load, tensors
 
 KEY = "fedrbn"
-"""Where a file keeps its card: the metadata key of safetensors and ONNX; `fedrbn.json` inside a .pt2."""
+"""Where a file stores its card: the metadata key in safetensors and ONNX; `fedrbn.json` inside a .pt2."""
 SUFFIXES = (".safetensors", ".onnx", ".pt2")
 
 _Side = Annotated[int, Field(ge=1, le=4096)]
 _MOST_PIXELS = 2**22
-"""Values of one image that a model file may ask for: a network is tried with images of that size when it is read."""
+"""Most values per image that a model file may declare: reading it runs the network on an image of that size."""
 _MOST_CLASSES = 2**16
 _SPARE_BYTES = 2**20
 
@@ -53,7 +53,7 @@ class Card(BaseModel):
     domain: str
     method: str
     branch: Literal["clean", "noised"]
-    """The batch-norm statistics inside: BN_c or BN_a."""
+    """The batch-norm statistics that it contains: BN_c or BN_a."""
     folded: int = Field(ge=0)
     """Batch-norm layers folded into the layer before them."""
     data: str
@@ -85,7 +85,7 @@ class Shipped:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most likely class of an image and how sure the network is: the softmax of its logits."""
+    """The most likely class of an image and its probability: the softmax of the logits."""
 
     image: str
     label: str
@@ -97,13 +97,13 @@ class Prediction:
 def read(path: Path | str, *, network: str | None = None, trust: bool = False) -> Shipped:
     """Read a model file by its suffix.
 
-    A safetensors file holds weights only. Its network is built from the names known here; for one's own network say
-    which with `network="package.module:factory"`, because a file must not choose what code runs. A .pt2 archive is
-    read by PyTorch in ways that can run code: only with `trust`, for files that you made yourself.
+    A safetensors file holds weights only, and its network must be a built-in one. For your own network pass
+    `network="package.module:factory"`, because a file must not choose what code runs. When PyTorch reads a .pt2
+    archive, it can run code from it: pass `trust` only for files that you made yourself.
     """
     path = Path(path)
     if not path.is_file():
-        raise ModelFileError(f"got {path}, which is no file; expected a model written by fedrbn export.")
+        raise ModelFileError(f"got {path}, which is not a file; expected a model written by fedrbn export.")
     readers: dict[str, Callable[[], Shipped]] = {
         ".safetensors": lambda: _read_safetensors(path, network),
         ".onnx": lambda: _read_onnx(path),
@@ -115,14 +115,14 @@ def read(path: Path | str, *, network: str | None = None, trust: bool = False) -
 
 
 def predict(model: Shipped, images: Sequence[Path | str]) -> list[Prediction]:
-    """What the model sees in image files: each is squeezed to the model's size, as training images were."""
+    """Classify image files; each is resized to the model's input size, as training images were."""
     pixels = torch.stack([_pixels(Path(image), model.card.image_shape) for image in images])
     with torch.no_grad():
         probabilities = model.logits(pixels).softmax(-1)
     names = model.card.classes
     if probabilities.shape != (len(images), len(names)):
         raise ModelFileError(
-            f"got answers of shape {tuple(probabilities.shape)} from the model; expected {len(names)} numbers for each "
+            f"got outputs of shape {tuple(probabilities.shape)} from the model; expected {len(names)} numbers for each "
             f"of {len(images)} images, as its description says. Export it again."
         )
     found = []
@@ -137,11 +137,11 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
     channels, height, width = shape
     if channels not in (1, 3) or height != width:
         raise ModelFileError(
-            f"got a model for images of {channels} x {height} x {width}; expected 1 or 3 channels and a square to read "
-            "image files for. Call fedrbn.open_model(path).logits with your own tensors instead."
+            f"got a model for images of {channels} x {height} x {width}; expected square images with 1 or 3 channels, "
+            "to read image files. Call fedrbn.open_model(path).logits with your own tensors instead."
         )
     if not path.is_file():
-        raise ModelFileError(f"got image {path}, which is no file; expected a JPEG or PNG.")
+        raise ModelFileError(f"got image {path}, which is not a file; expected a JPEG or PNG.")
     image = decode(path, str(path), height)
     array = image if channels == 3 else np.asarray(Image.fromarray(image).convert("L"))[:, :, None]
     return torch.tensor(array).permute(2, 0, 1).float().div(255)
@@ -158,7 +158,7 @@ def _card(text: str | None, path: Path) -> Card:
 
 
 def structure(card: Card, network: str | None = None) -> nn.Module:
-    """The network a card describes, folded as it was on export, with weights still to be loaded."""
+    """The network that a card describes, folded as on export; its weights are not loaded yet."""
     name = network or card.network
     if network is None and name not in nets.NETWORKS:
         raise ModelFileError(
@@ -190,16 +190,16 @@ def _read_safetensors(path: Path, network: str | None) -> Shipped:
 
 
 def _check_size(card: Card, held: int, path: Path) -> None:
-    """Refuse a card that describes a larger network than the file has weights for, before that network is made."""
+    """Refuse a card that describes a larger network than the file has weights for, before building the network."""
     if card.network not in nets.NETWORKS:
         return  # refused by name
-    with torch.device("meta"):  # tensors that have a shape and no memory
+    with torch.device("meta"):  # tensors with a shape but no memory
         net = nets.build(card.network, len(card.classes), card.width, card.image_shape, seed=0)
     described = sum(tensor.nbytes for tensor in tensors(net).values())
     if described > 2 * held + _SPARE_BYTES:
         raise ModelFileError(
-            f"got {path} with {held:,} bytes of weights; expected about {described:,}, because that is what its "
-            f"description ({card.network!r}, {len(card.classes)} classes, images of {card.image_shape}) asks for. "
+            f"got {path} with {held:,} bytes of weights; expected about {described:,}, which its description "
+            f"({card.network!r}, {len(card.classes)} classes, images of {card.image_shape}) needs. "
             "Export it again."
         )
 
@@ -208,18 +208,18 @@ def _read_onnx(path: Path) -> Shipped:
     runtime = _onnxruntime()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # what goes wrong is in the error below, not also in a log on the terminal
+    options.log_severity_level = 4  # the error below reports problems; no log on the terminal
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
         described = session.get_modelmeta().custom_metadata_map.get(KEY)
-    except Exception as error:  # onnxruntime has a dozen errors of its own, with no common parent
+    except Exception as error:  # onnxruntime has a dozen error classes without a common base
         raise ModelFileError(f"got {path}, which onnxruntime cannot read ({error}); expected an ONNX model.") from None
     card = _card(described, path)
 
     def logits(pixels: Tensor) -> Tensor:
         try:
             return torch.from_numpy(session.run(["logits"], {"pixels": pixels.numpy()})[0])
-        except Exception as error:  # as above: the file's graph may do something else than its description says
+        except Exception as error:  # as above: the graph may not match the description
             raise ModelFileError(f"got {path}, which cannot be run ({error}); expected pixels to logits.") from None
 
     return Shipped(card, logits)
@@ -244,7 +244,7 @@ def _read_pt2(path: Path, trust: bool) -> Shipped:
     extra = {f"{KEY}.json": ""}
     try:
         program = torch.export.load(str(path), extra_files=extra)
-    except Exception as error:  # a zip file, JSON and PyTorch's own archives inside: any of them may fail
+    except Exception as error:  # the zip file, its JSON or PyTorch's own archives inside may all fail
         raise ModelFileError(f"got {path}, which PyTorch cannot read ({error}); expected a .pt2 archive.") from None
     return Shipped(_card(extra[f"{KEY}.json"], path), without_gradient(program.module()))
 

@@ -1,4 +1,4 @@
-"""What a newcomer brings: images of its own, labelled or not, that no participant has trained on."""
+"""The data of a newcomer: its own images, labelled or not, that no participant has trained on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NewcomerData:
 
     domain: str
     images: Tensor
-    """uint8, looked at without labels."""
+    """uint8, used without labels."""
     labelled: Samples | None
     """The same images with labels, if they have any."""
     test: Samples | None
@@ -60,7 +60,7 @@ def newcomer_data(trained: Trained, source: str, domain: str | None = None) -> N
 
 
 def some(samples: Samples, count: int | None, seed: int = 0) -> Samples:
-    """So many of the samples, chosen at random; all if count is None."""
+    """`count` random samples; all if `count` is None."""
     if count is None or count >= len(samples):
         return samples
     return samples.take(torch.randperm(len(samples), generator=generator(seed, "onboard", "test"))[:count])
@@ -68,12 +68,12 @@ def some(samples: Samples, count: int | None, seed: int = 0) -> Samples:
 
 def _decoded(pictures: list[Path], shape: tuple[int, int, int]) -> Tensor:
     if shape[0] != 3 or shape[1] != shape[2]:
-        raise OnboardingError(f"got a run on images of shape {shape}; expected square RGB to read image files for.")
+        raise OnboardingError(f"got a run on images of shape {shape}; expected square RGB images, to read image files.")
     return torch.from_numpy(np.stack([decode(path, str(path), shape[1]) for path in pictures])).permute(0, 3, 1, 2)
 
 
 def _unseen(trained: Trained, source: str, samples: Samples, domain: str) -> Samples:
-    """The samples without those that participants of the run trained or were selected on."""
+    """The samples without those that participants of the run used for training or validation."""
     took_part = any(member.domain == domain for member in trained.plan.members)
     if source != trained.experiment.data.name or not took_part:
         return samples
@@ -88,6 +88,6 @@ def _unseen(trained: Trained, source: str, samples: Samples, domain: str) -> Sam
     if len(fresh) < 2:
         raise OnboardingError(
             f"got {domain!r} of {source!r}, whose training images all belong to participants; expected some that do "
-            "not. Choose a domain that took no part, or other images."
+            "not. Choose a domain that was not part of the run, or other images."
         )
     return samples.take(torch.tensor(fresh))

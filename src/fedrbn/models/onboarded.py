@@ -1,4 +1,4 @@
-"""Onboard a client that never trained, from a run directory and the client's images to a network and its accuracy."""
+"""Onboard a client that never trained: from a run directory and its images to a network and its accuracy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedrbn.runs.load import Trained, load
 
 @dataclass(frozen=True)
 class Onboarded:
-    """A newcomer's network, and its accuracy next to that of other networks if it has labelled test images."""
+    """A newcomer's network, and, with labelled test images, its accuracy compared with other networks."""
 
     trained: Trained
     newcomer: Newcomer
@@ -31,7 +31,7 @@ class Onboarded:
         return plain(self.newcomer.net, self.newcomer.branch)
 
     def export(self, path: Path | str) -> Exported:
-        """Write the network with what was measured; the suffix says how: .safetensors, .onnx or .pt2."""
+        """Write the network and its accuracy; the suffix decides the format: .safetensors, .onnx or .pt2."""
         measured = {"sa": self.scores[0].sa, "ra": self.scores[0].ra} if self.scores else {}
         card = describe(self.trained, self.newcomer.branch, client="newcomer", domain=self.domain, **measured)
         return export_network(self.network, card, path)
@@ -46,7 +46,7 @@ def onboard(
     steps: int = 0,
     samples: int | None = None,
 ) -> Onboarded:
-    """A network for a client that took no part in a trained run, from the client's images.
+    """Make a network for a client that was not part of a trained run, from the client's images.
 
     `data` is a data set, a folder `root/<domain>/<class>/*`, or a folder of unlabelled images. BN_c is measured on at
     most `batches` batches of 64 images; BN_a comes from similar AT users. `steps` of calibration need labels. The
@@ -58,8 +58,7 @@ def onboard(
     if steps:
         if found.labelled is None:
             raise OnboardingError(
-                f"got {steps} steps of calibration with unlabelled images; expected folders of classes. "
-                "Leave the steps out."
+                f"got {steps} steps of calibration with unlabelled images; expected class folders. Leave the steps out."
             )
         newcomer = onboarding.calibrate(trained, newcomer, found.labelled, steps)
     scores: list[Score] = []

@@ -1,4 +1,4 @@
-"""Serve a client that never trained: BN_c from a few unlabelled batches, BN_a from the AT users by Eqs. 3-4.
+"""A model for a client that never trained: BN_c from a few unlabelled batches, BN_a from the AT users by Eqs. 3-4.
 
     newcomer = onboard(load("runs/first"), pictures)          # uint8 [n, channels, height, width], no labels
     newcomer.net(pixels, newcomer.branch)
@@ -39,12 +39,12 @@ from fedrbn.types import Branch, Stats
 
 NEWCOMER = "newcomer"
 BATCHES, BATCH = 8, 64
-"""How many images are looked at: one batch of 64 was as good as eight on two held-out domains of digits-mini."""
+"""How many images are used: one batch of 64 was as good as eight on two held-out domains of digits-mini."""
 
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A network for a client that never took part."""
+    """A network for a client that never trained."""
 
     net: DualNet
     branch: Branch
@@ -57,7 +57,7 @@ class Newcomer:
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy of one network on the newcomer's test images, clean and attacked through the branch that predicts."""
+    """Accuracy of one network on the newcomer's test images, clean and under attack, in the branch that predicts."""
 
     name: str
     branch: Branch
@@ -123,10 +123,10 @@ def calibrate(trained: Trained, newcomer: Newcomer, labelled: Samples, steps: in
 
 
 def compare(trained: Trained, newcomer: Newcomer, domain: str, test: Samples, seed: int = 0) -> list[Score]:
-    """The newcomer next to what it could have had otherwise, all on its own test images.
+    """Compare the newcomer's network with the alternatives, all on the newcomer's test images.
 
-    The others are the mean network before onboarding, and the participants of its domain; for a domain that nobody
-    comes from, the participants that resemble it most instead.
+    The alternatives are the mean network before onboarding and the participants of the newcomer's domain. If the domain
+    has no participants, the most similar participants are used instead.
     """
     same = [member.id for member in trained.plan.members if member.domain == domain]
     nearest = sorted(newcomer.donors, key=lambda donor: -newcomer.donors[donor])[:1]
@@ -151,7 +151,7 @@ def _check(trained: Trained, images: Tensor) -> None:
         why = (
             "shares no weights at all"
             if trained.plan.method.local is Local.EVERYTHING
-            else "has one batch norm for everybody, which serves newcomers as it is: fedrbn.load(run).newcomer()"
+            else "has one batch norm for all clients, which works for newcomers too: fedrbn.load(run).newcomer()"
         )
         raise OnboardingError(
             f"got a run of {trained.plan.method.name!r}, which {why}; expected a method with local batch norm, such "
@@ -159,13 +159,13 @@ def _check(trained: Trained, images: Tensor) -> None:
         )
     if images.dtype != torch.uint8 or tuple(images.shape[1:]) != trained.image_shape or len(images) < 2:
         raise OnboardingError(
-            f"got images of {images.dtype} and shape {tuple(images.shape)}; expected at least 2 of uint8 and "
+            f"got images of {images.dtype} and shape {tuple(images.shape)}; expected at least 2 of uint8 and shape "
             f"{trained.image_shape}, as in the run. Resize them, and scale pixels to 0 … 255."
         )
 
 
 def _batches(images: Tensor) -> Sequence[Tensor]:
-    """Batches of 64; a last one of less than a quarter of that joins the one before, because its variance is noise."""
+    """Batches of 64; a last batch under a quarter of that is merged into the one before: its variance is too noisy."""
     parts = list(torch.split(images, BATCH))
     if len(parts) > 1 and len(parts[-1]) < BATCH // 4:
         last = torch.cat(parts[-2:])

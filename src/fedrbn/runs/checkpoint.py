@@ -1,4 +1,4 @@
-"""The server's state as one safetensors file, with a digest that gives away every changed byte."""
+"""The server's state as one safetensors file, with a digest that detects every changed byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedrbn.nets.state import digest
 
 FORMAT = "fedrbn-state/2"
 _WITHOUT_DIGEST = "fedrbn-state/1"
-"""Written before there were digests; still read."""
+"""The format without digests, which earlier versions wrote; it can still be read."""
 
 
 _DAMAGE = (
@@ -30,7 +30,7 @@ _DAMAGE = (
 
 
 class DamagedError(StorageError):
-    """A checkpoint whose bytes are not those that were written."""
+    """A checkpoint whose content has changed since it was written."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Best:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state of the server, the best round so far, and what both belong to."""
+    """A state of the server, the best round so far, and the experiment that both belong to."""
 
     state: ServerState
     best: Best | None
     experiment: Experiment | None = None
-    """Whose state it is, without the settings that decide no number; None in files of versions that did not say."""
+    """The experiment, without settings that do not affect results; None in files of older versions."""
     memory: dict[str, Memory] | None = None
-    """Which clients remember something, and what; None in files of versions that did not say."""
+    """The clients with memory, and what they remember; None in files of older versions."""
 
 
 def current(name: str) -> str:
@@ -59,7 +59,7 @@ def current(name: str) -> str:
 
 
 def previous(name: str) -> str:
-    """The file of the one before it."""
+    """The file of the checkpoint before it."""
     return f"{name}.previous.safetensors"
 
 
@@ -85,7 +85,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def read(folder: Folder, name: str) -> Checkpoint:
-    """Read a checkpoint. One that is cut off or changed raises DamagedError, one of another version StorageError."""
+    """Read a checkpoint. A truncated or changed one raises DamagedError, one of another version StorageError."""
     path = folder.path / name
     try:
         with folder.path_for_reading(name) as readable, safetensors.safe_open(readable, framework="pt") as file:
@@ -97,13 +97,13 @@ def read(folder: Folder, name: str) -> Checkpoint:
                 f"{FORMAT}. Use the version of fedrbn that wrote it, or remove it and train again."
             )
         if facts["format"] == FORMAT and facts.pop("digest") != digest(tensors, facts):
-            raise ValueError("its digest is not that of its content")
+            raise ValueError("its digest does not match its content")
         best = None if facts["best"] is None else Best(int(facts["best"][0]), float(facts["best"][1]))
         return Checkpoint(_nested(tensors, facts), best, _experiment(facts), _memory(facts))
     except _DAMAGE as error:
         raise DamagedError(
-            f"got checkpoint {path}, which cannot be read ({error}); expected {FORMAT}. It is damaged: put a copy "
-            "back, or remove it and continue with --resume, or train again with --force."
+            f"got checkpoint {path}, which cannot be read ({error}); expected {FORMAT}. It is damaged: restore "
+            "a copy, or remove it and continue with --resume, or train again with --force."
         ) from error
 
 
@@ -126,7 +126,7 @@ def _flat(state: ServerState) -> dict[str, Tensor]:
 
 
 def _nested(flat: Mapping[str, Tensor], facts: Mapping[str, Any]) -> ServerState:
-    """The state in the order it had: tensors come back sorted, and a client without batch norm has none at all."""
+    """The state in its original order: safetensors sorts tensors and omits clients without batch norm."""
     whole: dict[str, dict[str, Tensor]] = {"shared": {}, "velocity": {}}
     personal: dict[str, dict[str, Tensor]] = {str(client): {} for client in facts.get("clients", ())}
     for key, tensor in flat.items():

@@ -2,18 +2,18 @@
 
     config.toml         everything that decides the run
     rounds.jsonl        one line per finished round
-    rounds.csv          the same as a table, made from these lines
+    rounds.csv          the same as a table, generated from these lines
     evaluations.jsonl   one line per evaluation, with ε, attack, branch, seed and versions
     federation.json     the clients, classes and image size, to rebuild networks without the data
     last.safetensors    the server's state after the last finished round
     best.safetensors    the state that validation chose
-    *.previous.safetensors   the ones before these, to fall back to
-    stops.jsonl         one line per time that too few clients answered and the run stopped
-    attempts.jsonl      one line per time that clients were asked for a round, where their noise is new each time
+    *.previous.safetensors   the checkpoints before these, as a fallback
+    stops.jsonl         one line for each time that the run stopped because too few clients answered
+    attempts.jsonl      one line for each time that clients were asked for a round, in runs with new noise each time
     clients/            what each client remembers from round to round, for methods that need it
 
-A file is either whole or absent: writes go to a temporary file that is renamed into place. Checkpoints carry a digest,
-the settings they belong to, and who remembered what; a run goes on from the newest one that is whole. Nothing is ever
+A file is either complete or absent: writes go to a temporary file that is then renamed. Checkpoints contain a digest,
+their settings, and which clients remembered what; a run continues from the newest intact one. Nothing is ever
 unpickled, and no link in the directory is followed (`fedrbn.files`).
 """
 
@@ -43,9 +43,9 @@ from fedrbn.runs.checkpoint import read as read_checkpoint
 from fedrbn.types import Duty, Member, Role
 
 _MOST_SIDE = 4096
-"""Pixels; a damaged description must not ask for a network that fits into no memory."""
+"""In pixels; a damaged description must not request a network that is too large for memory."""
 _MOST_SHOWN = 3
-"""Settings that an error names."""
+"""Maximum number of settings that an error names."""
 _LOCK = ".lock"
 CHECKPOINTS = (current("last"), previous("last"), current("best"), previous("best"))
 FILES = (
@@ -57,7 +57,7 @@ FILES = (
     "rounds.csv",
     *CHECKPOINTS,
 )
-"""What a run writes besides its lock, its config and its folders."""
+"""The files of a run besides its lock, its config and its folders."""
 
 
 class RunDirectory:
@@ -71,15 +71,15 @@ class RunDirectory:
     @classmethod
     @contextmanager
     def creating(cls, path: Path, experiment: Experiment, *, force: bool = False) -> Iterator[RunDirectory]:
-        """A new run directory, held until this block ends. One that holds a run already is refused, unless `force`
-        removes that run first. Of several processes that make the same directory, one succeeds."""
+        """A new run directory, locked until this block ends. A directory that already holds a run is refused, unless
+        `force` removes that run first. If several processes create the same directory, one of them succeeds."""
         run = cls(path)
-        run._ensure_free(force)  # before anything is written, be it only a lock
+        run._ensure_free(force)  # before anything is written, even a lock
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(path, error) from error
-        with run.locked():  # a run that another process is still writing is refused, not removed
+        with run.locked():  # refuses to remove a run that another process is still training
             run._ensure_free(force)
             run._clear()
             run.folder.write("config.toml", experiment.to_toml().encode())
@@ -88,7 +88,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, *, force: bool = False) -> RunDirectory:
-        """As `creating`, for a run that is trained later."""
+        """Like `creating`, for a run that is trained later."""
         with cls.creating(path, experiment, force=force) as run:
             return run
 
@@ -96,7 +96,7 @@ class RunDirectory:
         if self.folder.exists("config.toml"):
             if not force:
                 raise StorageError(
-                    f"got run directory {self.path}, which holds a run already; expected a new one. Continue it with "
+                    f"got run directory {self.path}, which already holds a run; expected a new one. Continue it with "
                     f"--resume {self.path}, replace it with --force, or choose another --out."
                 )
         elif self._holds_something_else():
@@ -105,26 +105,26 @@ class RunDirectory:
             )
 
     def _holds_something_else(self) -> bool:
-        """Whether there is anything that a run at its birth does not have, of a process that was killed or is at it."""
+        """Whether there is anything besides the first files of a run, which another process may have just created."""
         if not self.path.is_dir():
             return self.path.exists()
         newborn = (_LOCK, "config.toml", ".config.toml.*.tmp")
         return any(not any(fnmatch(name, pattern) for pattern in newborn) for name in self.folder.names())
 
     def _clear(self) -> None:
-        """Remove what belongs to a run, and nothing else; a link is removed itself."""
+        """Remove the files of a run and nothing else; of a link, only the link itself."""
         for name in FILES:
             self.folder.remove(name)
         for name in ("answers", "clients"):
             self.folder.remove_folder(name)
 
     def remove_evaluations(self) -> None:
-        """Make a finished run one that is not evaluated yet."""
+        """Remove the evaluations, so that the run counts as not evaluated yet."""
         self.folder.remove("evaluations.jsonl")
         self.folder.remove_folder("answers")
 
     def change_settings(self, experiment: Experiment) -> None:
-        """Let the run be of another experiment. Whoever asks for it has seen to the checkpoints."""
+        """Change the experiment of the run. The caller must have updated the checkpoints."""
         self.folder.write("config.toml", experiment.to_toml().encode())
         self._experiment = experiment
 
@@ -140,7 +140,7 @@ class RunDirectory:
         return run
 
     def experiment(self) -> Experiment:
-        """The run's resolved config, as it was when it was first asked for."""
+        """The run's resolved config, as it was when it was first read."""
         if self._experiment is None:
             try:
                 text = self.folder.read("config.toml", MOST_SETTINGS).decode("utf-8")
@@ -148,13 +148,13 @@ class RunDirectory:
             except (ConfigError, UnicodeDecodeError) as error:
                 raise StorageError(
                     f"got {self._file('config.toml')}, which is not a valid config ({error}); expected the one that "
-                    "fedrbn run wrote. Put a copy back."
+                    "fedrbn run wrote. Restore a copy."
                 ) from error
         return self._experiment
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the directory for one process; a second one is refused at once."""
+        """Lock the directory for this process; a second process is refused immediately."""
         lock = self.folder.open_lock(_LOCK, make=True)
         assert lock is not None  # noqa: S101  (it was made)
         with lock:
@@ -162,13 +162,13 @@ class RunDirectory:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StorageError(
-                    f"got run directory {self.path}, which another process is writing; expected it to be free. "
+                    f"got run directory {self.path}, which another process is using; expected an unused one. "
                     "Wait for that run or choose another --out."
                 ) from None
             yield
 
     def held(self) -> bool:
-        """Whether a process holds the directory: then a run in it is alive."""
+        """Whether a process holds the lock, so that a run in the directory is active."""
         lock = self.folder.open_lock(_LOCK, make=False)
         if lock is None:
             return False
@@ -180,7 +180,7 @@ class RunDirectory:
         return False
 
     def save(self, name: str, state: ServerState, best: Best | None) -> None:
-        """Write a checkpoint, whole or not at all; the one that was there is kept as the previous one."""
+        """Write a checkpoint atomically; the existing one is kept as the previous one."""
         experiment = self.experiment() if self.folder.exists("config.toml") else None
         checkpoint = Checkpoint(state, best, experiment, remembered(self.clients, state.round))
         prepared = self.folder.prepare(current(name), encode(checkpoint))
@@ -193,44 +193,43 @@ class RunDirectory:
         return self.read_checkpoint(current(name)) if self.folder.exists(current(name)) else None
 
     def read_checkpoint(self, name: str) -> Checkpoint:
-        """A checkpoint of this run's experiment; one of another is refused."""
+        """Read a checkpoint of this run's experiment; one of another experiment is refused."""
         found = read_checkpoint(self.folder, name)
         if found.experiment is not None:
             self.ensure_same(found.experiment, name)
         return found
 
     def ensure_same(self, written: Experiment, name: str) -> None:
-        """Refuse a checkpoint that was written under other settings than those in config.toml."""
+        """Refuse a checkpoint that was written with other settings than those in config.toml."""
         changed = self.experiment().differences(written)
         if changed:
             shown = [f"{key} = {_shown(here)} (in the checkpoint {_shown(there)})" for key, here, there in changed]
             if [key for key, _, _ in changed] == ["train.rounds"]:
-                remedy = f"Was it being extended? Then repeat fedrbn run --resume {self.path} --rounds N. Otherwise "
+                remedy = f"If it was being extended, repeat fedrbn run --resume {self.path} --rounds N. Otherwise "
             else:
-                remedy = "A run keeps its settings from its first round on: "
+                remedy = "The settings of a run cannot change: "
             more = f" and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
             raise StorageError(
                 f"got {self._file('config.toml')} with {', '.join(shown[:_MOST_SHOWN])}{more}; expected the experiment "
-                f"that {self._file(name)} is of (key {written.key()}, not {self.experiment().key()}). {remedy}"
-                "put the file back that does not belong here, or start another run with the new settings and another "
-                "--out."
+                f"of {self._file(name)} (key {written.key()}, not {self.experiment().key()}). {remedy}"
+                "restore the file that was changed, or start another run with the new settings and another --out."
             )
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
-        """Add one JSON line and make sure it is on disk."""
+        """Add one JSON line and sync it to disk."""
         self.folder.append(name, json.dumps(record))
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """All whole JSON lines; a last line that was cut off is left out."""
+        """All complete JSON lines; a truncated last line is skipped."""
         try:
             found = [json.loads(line) for line in self.folder.lines(name)] if self.folder.exists(name) else []
             if not all(isinstance(record, dict) for record in found):
-                raise ValueError("something else than an object")
+                raise ValueError("not an object")
             return found
         except (ValueError, RecursionError) as error:
             raise StorageError(
-                f"got {self._file(name)} with a line that is not JSON ({error}); expected one object a line. The file "
-                "is damaged: put a copy back, or train again with --force."
+                f"got {self._file(name)} with a line that is not JSON ({error}); expected one object per line. The "
+                "file is damaged: restore a copy, or train again with --force."
             ) from None
 
     def rewrite(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
@@ -238,7 +237,7 @@ class RunDirectory:
         self.folder.write(name, "".join(json.dumps(record) + "\n" for record in records).encode())
 
     def describe(self, members: Sequence[Member], classes: Sequence[str], image_shape: Sequence[int]) -> None:
-        """Write who takes part, so that the networks can be rebuilt where the data is not at hand."""
+        """Write who takes part, so that the networks can be rebuilt without the data."""
         content = {
             "members": [_described(member) for member in members],
             "classes": list(classes),
@@ -251,7 +250,7 @@ class RunDirectory:
         path = self._file("federation.json")
         try:
             if not self.folder.exists("federation.json"):
-                raise ValueError("it is not there")
+                raise ValueError("it does not exist")
             content = json.loads(self.folder.read("federation.json"))
             members = tuple(
                 Member(str(m["id"]), str(m["domain"]), _duty(m), int(m["samples"])) for m in content["members"]
@@ -263,11 +262,11 @@ class RunDirectory:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise StorageError(
                 f"got {path}, which cannot be read ({error!r}); expected the description of a federation. "
-                "Continue the run with --resume, which writes it anew."
+                "Continue the run with --resume, which writes it again."
             ) from error
 
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write named tensors beside the checkpoints, for example per-sample outcomes."""
+        """Write named tensors next to the checkpoints, for example per-sample outcomes."""
         self.folder.write(name, safetensors.torch.save({key: value.clone() for key, value in tensors.items()}))
 
     def load_tensors(self, name: str) -> dict[str, Tensor]:
@@ -277,13 +276,13 @@ class RunDirectory:
                 return safetensors.torch.load_file(readable)
         except safetensors.SafetensorError as error:
             raise StorageError(
-                f"got {self._file(name)}, which cannot be read ({error}); expected safetensors."
+                f"got {self._file(name)}, which cannot be read ({error}); expected safetensors. Evaluate the run again."
             ) from None
 
     def answers(self, number: int | None = None) -> dict[str, dict[str, Tensor]]:
-        """The per-sample answers of an evaluation, or of the newest: client → column → one boolean per sample.
+        """The per-sample answers of an evaluation (default: the newest): client → column → one boolean per sample.
 
-        Evaluation 0 is the one that ended the training.
+        Evaluation 0 is the one at the end of training.
         """
         number = len(self.records("evaluations.jsonl")) - 1 if number is None else number
         found: dict[str, dict[str, Tensor]] = {}
@@ -294,7 +293,7 @@ class RunDirectory:
 
     @property
     def clients(self) -> Path:
-        """Where clients keep what they remember from round to round."""
+        """The folder for what clients remember from round to round."""
         return self._file("clients")
 
     def _file(self, name: str) -> Path:
@@ -302,7 +301,7 @@ class RunDirectory:
 
 
 def _described(member: Member) -> dict[str, Any]:
-    """A member as JSON: its role stands for the duty that the paper gives it, any other duty is written out."""
+    """A member as JSON: the role alone means the paper's duty of that role; any other duty is written out."""
     own = {"id": member.id, "domain": member.domain, "role": member.role.value, "samples": member.samples}
     return own if member.duty == member.role.duty else own | {"duty": asdict(member.duty)}
 
@@ -314,4 +313,4 @@ def _duty(written: Mapping[str, Any]) -> Duty:
 
 
 def _shown(value: object) -> str:
-    return "left open" if value is None else json.dumps(value)
+    return "not set" if value is None else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Progress of a run on the terminal: a live panel, or plain lines where the output is not a terminal."""
+"""Progress of a run: a live panel on a terminal, or plain lines if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VALIDATION = {"ra_at": "RA of AT users", "sa_st": "SA of ST users"}
 
 @dataclass
 class Activity:
-    """What clients are doing at the moment, and how many of them are done."""
+    """What clients are currently doing, and how many of them are done."""
 
     name: str
     clients: int
@@ -53,7 +53,7 @@ class Activity:
 
 
 def panel(history: RoundHistory, title: str, activity: str, doing: str) -> RenderableType:
-    """The run at a glance: rounds and time left, validation and loss as sparklines, what clients are doing."""
+    """An overview of the run: rounds and time left, validation and loss as sparklines, what clients are doing."""
     grid = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=max(1, history.rounds), completed=history.finished, width=24)
     left = history.seconds_left
@@ -110,7 +110,7 @@ class Display:
             self.live.stop()
 
     def training(self, assembly: Assembly, finished: int) -> None:
-        """Say what is about to run and how long it will take."""
+        """Print what is about to run and how long it will take."""
         plan, rounds = assembly.plan, assembly.plan.schedule.rounds
         self.history = RoundHistory(rounds, {member.id: member.role for member in plan.members}, finished=finished)
         self.activity = Activity("training", len(plan.schedule.sample(finished)) if finished < rounds else 0)
@@ -118,12 +118,12 @@ class Display:
             self._say(line)
         planned = spending(assembly.experiment, plan, rounds)
         if planned is not None:
-            self.privacy = f"privacy spent when all rounds are done: {planned}"
+            self.privacy = f"privacy spent after all rounds: {planned}"
             self._say(self.privacy)
 
     def answered(self, result: Result) -> None:
         """Show the client that has just answered."""
-        if isinstance(result, Answers) and self.activity.name == "training":  # the uploads are in: now validation
+        if isinstance(result, Answers) and self.activity.name == "training":  # all uploads are in: validation
             self.activity = Activity("validating", len(self.history.roles))
         self.activity.count(result, self.history.roles.get(result.client))
 
@@ -139,7 +139,7 @@ class Display:
             self.console.print(plain_line(self.history, self.title), highlight=False, markup=False)
 
     def evaluating(self, clients: int) -> None:
-        """Say that the final evaluation starts."""
+        """Print that the final evaluation starts."""
         self.activity = Activity(f"{self.title} evaluating", clients)
         if self.privacy:
             self._say(self.privacy)

@@ -1,4 +1,4 @@
-"""The duties of a run's next round, where they are planned anew between rounds."""
+"""The duties of a run's next round, if they are planned again between rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrbn.runs.records import rounds
 
 
 def with_next_duties(prepared: PreparedExperiment, directory: RunDirectory) -> PreparedExperiment:
-    """The experiment with the duties of the round after the recorded ones; after the last, with those of the last."""
+    """The experiment with the duties of the round after the recorded ones, or of the last round if all are recorded."""
     experiment, outline, members = prepared.experiment, prepared.outline, prepared.plan.members
     if experiment.federation.replan is None:
         return prepared

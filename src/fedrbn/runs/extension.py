@@ -1,9 +1,9 @@
-"""More rounds for a run: it goes on as if it had been started with them, or it is refused with the reason.
+"""Extend a run: it continues as if it had been started with more rounds; if that is not possible, it is refused.
 
-A run can be extended if its first rounds do not depend on how many there are. Then only two things do: the last round
-is always validated, and the settings say the number. So a checkpoint of a last round that was validated only because it
-was the last is dropped, and the others are told the new settings. Repeating the command completes an extension that was
-interrupted.
+A run can be extended if its first rounds do not depend on the total number. Then only two things depend on it: the last
+round is always validated, and the settings contain the number. So a checkpoint of a last round that was validated only
+because it was the last is dropped, and the others get the new settings. Repeating the command completes an interrupted
+extension.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fedrbn.runs.directory import CHECKPOINTS, RunDirectory
 
 
 def extend(directory: RunDirectory, rounds: int) -> None:
-    """Give the run this number of rounds; nothing if it has it. The caller holds the lock, and recovers it next.
+    """Give the run this number of rounds, if it has fewer. The caller holds the lock and recovers the run afterwards.
 
-    What was evaluated after fewer rounds is removed: it is of a state on the way, like any other round's.
+    Evaluations after fewer rounds are removed, because they are of an intermediate state.
     """
     old = directory.experiment()
     method = configure(old.method, from_config(old.attack))
@@ -45,7 +45,7 @@ def extend(directory: RunDirectory, rounds: int) -> None:
 
 
 def rewrite_origin(directory: RunDirectory, prepared: PreparedExperiment) -> None:
-    """Let the lines of the rounds that were finished before say the settings, and the planned privacy, of now."""
+    """Update the settings and the planned privacy in the records of rounds that were finished before."""
     origin = {"key": prepared.experiment.key(), **privacy_record(prepared.experiment, prepared.plan)}
     directory.rewrite("rounds.jsonl", [{**line, **origin} for line in directory.records("rounds.jsonl")])
 
@@ -54,26 +54,26 @@ def _ensure_possible(old: Experiment, method: Method, rounds: int, anew: str) ->
     have = old.train.rounds
     if rounds < have:
         raise ConfigError(
-            f"got --rounds {rounds} for a run of {have} rounds; expected at least {have}: a run can be extended, not "
-            f"shortened. Start another one with {anew}."
+            f"got --rounds {rounds} for a run of {have} rounds; expected at least {have}: a run can be extended, but "
+            f"not shortened. Start another run with {anew}."
         )
     why = None
     if old.train.schedule != "constant":
-        why = f"train.schedule = {old.train.schedule!r}, whose learning rates depend on the number of rounds from the "
-        why += "first one on"
+        why = f"train.schedule = {old.train.schedule!r}, whose learning rates depend on the number of rounds from "
+        why += "the first round"
     elif method.fine_tuning is not None:
-        why = f"method {method.name!r}, whose second phase begins when the rounds of the first are done"
+        why = f"method {method.name!r}, whose second phase starts when the rounds of the first are done"
     if why is not None and rounds != have:
         raise ConfigError(
             f"got --rounds {rounds} for a run of {have} rounds with {why}; expected a run whose first {have} rounds "
-            f"are the same either way. Start another one with {anew} and the same settings."
+            f"do not depend on the total. Start another run with {anew} and the same settings."
         )
 
 
 def _checkpoints(directory: RunDirectory, wanted: Experiment) -> dict[str, Checkpoint]:
-    """The checkpoints that are whole, by their files; one of another experiment is refused.
+    """The intact checkpoints, by their files; one of another experiment is refused.
 
-    What is damaged is left to `recovery.recover`.
+    `recovery.recover` handles damaged ones.
     """
     found = {}
     for name in CHECKPOINTS:
@@ -92,7 +92,7 @@ def _checkpoints(directory: RunDirectory, wanted: Experiment) -> dict[str, Check
 
 
 def _last_by_chance(checkpoint: Checkpoint, written: Experiment, method: Method) -> bool:
-    """Whether it is of a last round that a longer run would not have validated."""
+    """Whether the checkpoint is of a last round that a longer run would not have validated."""
     number, train = checkpoint.state.round, written.train
     return number == math.ceil(train.rounds / method.replays) and number % train.validate_every != 0
 

@@ -1,4 +1,4 @@
-"""A run as far as its records tell it: what a display shows, while it trains or afterwards."""
+"""The history of a run from its records, for displays during training or afterwards."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fedrbn.types import Role
 
 GLYPHS = "▁▂▃▄▅▆▇█"
 NOT_A_NUMBER = "!"
-"""Stands for a value that is infinite or no number: training diverged there."""
+"""Shown for an infinite or NaN value: training diverged there."""
 RECENT = 20
-"""Rounds that the time of those to come is estimated from."""
+"""Number of latest rounds from which the remaining time is estimated."""
 
 
 @dataclass(frozen=True)
 class RoundHistory:
-    """A run's finished rounds, with the number there will be."""
+    """A run's finished rounds, and its total number of rounds."""
 
     rounds: int
     roles: Mapping[str, Role]
     entries: tuple[RoundRecord, ...] = ()
     finished: int = 0
-    """Rounds that are finished, those before the first entry included."""
+    """Number of finished rounds, including those before the first entry."""
 
     def after(self, records: Iterable[RoundRecord]) -> RoundHistory:
-        """The history with the records of the rounds that came next."""
+        """The history with the records of further rounds."""
         return self._with((*self.entries, *records))
 
     def until(self, count: int) -> RoundHistory:
-        """The history as it was after its first so many entries."""
+        """The history as it was after its first `count` entries."""
         return self._with(self.entries[:count])
 
     def _with(self, entries: tuple[RoundRecord, ...]) -> RoundHistory:
@@ -41,7 +41,7 @@ class RoundHistory:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the rounds are done, if they take as long as the recent ones; None before the first."""
+        """Seconds until all rounds are done, if they take as long as the latest ones; None before the first round."""
         if not self.entries:
             return None
         return fmean(own.seconds for own in self.entries[-RECENT:]) * (self.rounds - self.finished)
@@ -51,7 +51,7 @@ class RoundHistory:
         return sum(self.roles.get(client) is role for client in record.clients)
 
     def values(self, name: str) -> list[float]:
-        """All that was measured of one of the numbers of `RoundRecord`, such as loss, ra_at or sa_st, by rounds."""
+        """All measured values of one number of `RoundRecord`, such as loss, ra_at or sa_st, in the order of rounds."""
         found = (getattr(own, name) for own in self.entries)
         return [value for value in found if value is not None]
 
@@ -59,7 +59,7 @@ class RoundHistory:
 def sparkline(values: Sequence[float], width: int = 24) -> str:
     """The values as bars of eight heights from the lowest to the highest; more values than `width` are averaged.
 
-    Values that are all the same have middle height.
+    If all values are equal, the bars have medium height.
     """
     shown = values if len(values) <= width else [fmean(part) for part in _parts(values, width)]
     finite = [value for value in shown if math.isfinite(value)]
@@ -75,6 +75,6 @@ def _glyph(value: float, low: float, high: float) -> str:
 
 
 def _parts(values: Sequence[float], count: int) -> list[Sequence[float]]:
-    """So many neighbouring parts whose sizes differ by one at most."""
+    """Split into `count` consecutive parts whose sizes differ by at most one."""
     cuts = [round(index * len(values) / count) for index in range(count + 1)]
     return [values[start:end] for start, end in itertools.pairwise(cuts)]

@@ -1,4 +1,4 @@
-"""A trained federation as networks: one ready for each client, and one for somebody new."""
+"""A trained federation as networks: one for each client, and one for new clients."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Trained:
     def client(self, client: str, branch: Branch | None = None) -> nn.Module:
         """An ordinary network in eval mode, pixels in [0, 1] to logits, for one client.
 
-        Without `branch` it is the one the client predicts with. A method that adapts before it is evaluated (fatmeta)
-        needs the client's data for that: see `adapted`.
+        Without `branch` it uses the branch that the client predicts with. A method that adapts before evaluation
+        (fatmeta) needs the client's data for that: see `adapted`.
         """
         net = self.dual_client(client)
         member = self.plan.members[self.clients.index(client)]
@@ -82,13 +82,13 @@ class Trained:
         return self._network(self.state.personal[client])
 
     def adapted(self, client: Client) -> DualNet:
-        """The client's network as it was evaluated: after one local step on its own data, if the method has that."""
+        """The client's network as it was evaluated: after one local step on its own data, if the method adapts."""
         net = self.dual_client(client.id)
         adapt(net, client, round_of(self.state, self.plan))
         return net
 
     def average(self) -> DualNet:
-        """The shared weights with everybody's mean batch norm, BN_a over the AT users: where somebody new starts."""
+        """The network that new clients start from: the shared weights with mean batch norm (BN_a: of AT users)."""
         reported = [member for member in self.plan.members if member.id in self.state.reported]
         own, noised = self.state.personal, self.plan.names.noised
         floats = {name: value for name, value in own[reported[0].id].items() if value.is_floating_point()}
@@ -100,12 +100,12 @@ class Trained:
         return self._network(mean(floats, (contribution(member) for member in reported)))
 
     def newcomer(self, branch: Branch | None = None) -> nn.Module:
-        """`average` as an ordinary network, for somebody who never took part; `fedrbn onboard` fits one better."""
+        """`average` as an ordinary network, for a client that never trained; `fedrbn onboard` makes a better one."""
         return plain(self.average(), branch or self.newcomer_branch)
 
     @property
     def newcomer_branch(self) -> Branch:
-        """The branch that somebody new predicts with: the method's, if any client has it."""
+        """The branch that a new client predicts with: the method's, if any client has it."""
         predicts = {predicting_branch(self.plan, self.state, member) for member in self.plan.members}
         return self.plan.method.predict if self.plan.method.predict in predicts else Branch.CLEAN
 
@@ -119,7 +119,7 @@ class Trained:
 def load(path: str | Path, network: Source | None = None) -> Trained:
     """Open a run directory that has been trained: `load("runs/demo").client("plain-0")(pixels)`.
 
-    `network` is needed for a run that was given its network as an object.
+    `network` is needed if the run's network was passed as an object.
     """
     directory = RunDirectory.open(Path(path))
     experiment = directory.experiment()
@@ -135,5 +135,5 @@ def load(path: str | Path, network: Source | None = None) -> Trained:
     names = layout(net, method.local)
     plan = Plan(members, method, names, experiment.train, experiment.run.seed, faults=experiment.faults)
     trained = Trained(experiment, classes, image_shape, plan, chosen.state, net)
-    trained.dual_client(members[0].id)  # a checkpoint of another network is refused here, not at the first use
+    trained.dual_client(members[0].id)  # refuses a checkpoint of another network here, not at first use
     return trained

@@ -1,4 +1,4 @@
-"""What the clients of a run did in a round, and how long it took them."""
+"""The duties of a run's clients and their measured times per round."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fedrbn.types import Duty, Role
 
 
 def measured_seconds(run: Path) -> dict[str, tuple[Duty, float]]:
-    """What each client of a run did in its later rounds, and the median seconds it computed.
+    """Each client's duty in the later rounds of a run, and its median computing time.
 
-    Rounds before calibration starts are left out where there are later ones.
+    Rounds before calibration starts are left out if there are later ones.
     """
     directory = RunDirectory.open(run)
     members, _, _ = directory.description()

@@ -1,4 +1,4 @@
-"""Whether a run can start, and what it is about to do: network, images of each user, memory, time, warnings."""
+"""Check whether a run can start, and describe it: network, images per user, memory, time, warnings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedrbn.nets.check import check_forward
 from fedrbn.types import Role
 
 FEW_IMAGES = 32
-"""A user who trains on fewer makes one or two steps a round, with batch norm of a handful of images."""
+"""A user with fewer images makes only one or two steps per round, with batch norm over a few images."""
 
 
 def ensure_ready(assembly: Assembly) -> None:
-    """Refuse a network that cannot train on these images, and a run that memory has no room for."""
+    """Refuse a network that cannot train on these images, and a run that does not fit into memory."""
     federation, batch = assembly.federation, assembly.experiment.train.batch_size
     check_forward(assembly.net, federation.clients[0].train.pixels(slice(0, batch))[0], len(federation.classes))
     if next(assembly.net.parameters()).device.type != "cpu":
@@ -26,13 +26,13 @@ def ensure_ready(assembly: Assembly) -> None:
         needed.total,
         f"images of {federation.image_shape[1]} x {federation.image_shape[2]} pixels, train.batch_size = {batch} and "
         f"{assembly.workers} worker(s)",
-        f"Weights take {memory.gigabytes(needed.weights)} of it, batches on their way "
+        f"Weights need {memory.gigabytes(needed.weights)} of it, activations of batches "
         f"{memory.gigabytes(needed.activations)}: lower data.image_size, model.width, train.batch_size or run.workers.",
     )
 
 
 def overview(assembly: Assembly, finished: int = 0) -> list[str]:
-    """The lines, before so many rounds are finished; measures a few steps."""
+    """The lines that describe the run after `finished` rounds; measures a few steps."""
     plan, train = assembly.plan, assembly.experiment.train
     at = sum(member.role is Role.AT for member in plan.members)
     needed = memory.of_run(assembly.net, assembly.federation, train.batch_size, assembly.workers)
@@ -72,13 +72,13 @@ def _range(counts: Sequence[int]) -> str:
 
 
 def _few(assembly: Assembly) -> list[str]:
-    """A warning where users have too few images to train on."""
+    """A warning if users have too few images to train on."""
     few = {c.id: len(c.train) for c in assembly.federation.clients if len(c.train) < FEW_IMAGES}
     if not few:
         return []
     fewest = min(few, key=lambda client: few[client])
     return [
         f"warning: {len(few)} of {len(assembly.federation.clients)} users train on fewer than {FEW_IMAGES} images "
-        f"({fewest} on {few[fewest]}), which is too few to rely on. Lower federation.users_per_domain or "
+        f"({fewest} on {few[fewest]}), which is too few for reliable results. Lower federation.users_per_domain or "
         "federation.validation, raise federation.fraction, or add images."
     ]

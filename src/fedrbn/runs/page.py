@@ -1,4 +1,4 @@
-"""The page that tables and progress are printed on: what stands in them is shown as it is, never obeyed."""
+"""The console for tables and progress: text is printed literally, never interpreted as markup or escape sequences."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedrbn.runs.printable import printable
 
 
 class Page(Console):
-    """A console that reads no markup and no emoji codes in text, and passes on no escape sequence of it.
+    """A console that does not interpret markup or emoji codes in text, and removes escape sequences.
 
-    Every text in a table, its title and its caption included, is rendered by `render_str`.
+    `render_str` renders every text of a table, including its title and caption.
     """
 
     def __init__(self, *, err: bool = False, width: int | None = None, **more: Any) -> None:

@@ -13,9 +13,9 @@ from fedrbn.runs.measured import measured_seconds
 def plan_fleet(
     path: Path | str, *, deadline: float | None = None, measured: Path | str | None = None
 ) -> tuple[FleetPlan, list[TimingCheck]]:
-    """The plan for a fleet file, and predicted beside measured times if `measured` names a run of the fleet.
+    """The plan for a fleet file, and predicted and measured times if `measured` names a run of the fleet.
 
-    `deadline` is in seconds per round and replaces the one of the file.
+    `deadline` is in seconds per round and replaces the file's deadline.
     """
     found = description.read(Path(path))
     workload = probe.workload(found.experiment, found.classes, found.image_shape)

@@ -1,4 +1,4 @@
-"""The lines of a run's files, checked: whoever reads numbers from a run finds them where they belong, or an error."""
+"""Read the records of a run's files with validation: a malformed record is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrbn.evaluation.records import EvaluationRecord, Line, RoundRecord, StopR
 from fedrbn.runs.directory import RunDirectory
 
 ATTEMPTS = "attempts.jsonl"
-"""A line for each time that clients were asked for a round, in runs whose noise is new each time."""
+"""One line for each time that clients were asked for a round, in runs with new noise each time."""
 
 _L = TypeVar("_L", bound=Line)
 
@@ -28,7 +28,7 @@ def stops(directory: RunDirectory) -> list[StopRecord]:
 
 
 def repeated(directory: RunDirectory, finished: int) -> Counter[int]:
-    """How often clients were asked for a round, from 0, beside the one time that it counts: after stops and kills."""
+    """How many extra times clients were asked for each round (from 0), after stops and kills."""
     asked = Counter(int(line["round"]) - 1 for line in directory.records(ATTEMPTS))
     return asked - Counter(range(finished))
 
@@ -53,6 +53,6 @@ def _damaged(directory: RunDirectory, name: str, number: int, error: ValidationE
     place = ".".join(str(part) for part in first["loc"])
     why = ": ".join(part for part in (f"line {number}", place, first["msg"].removeprefix("Value error, ")) if part)
     return StorageError(
-        f"got {directory.path / name} with a record that cannot be used ({why}); expected what fedrbn run wrote. The "
-        "file is damaged: put a copy back, train again with --force, or leave that directory out."
+        f"got {directory.path / name} with a record that cannot be used ({why}); expected a record of fedrbn run. The "
+        "file is damaged: restore a copy, train again with --force, or leave that directory out."
     )

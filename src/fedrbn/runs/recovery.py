@@ -1,4 +1,4 @@
-"""After a crash: what was half written goes, and a run goes on from the newest checkpoint that is whole."""
+"""Recover after a crash: remove incomplete files, and continue from the newest intact checkpoint."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedrbn.runs.directory import FILES, RunDirectory
 
 
 class StorageWarning(UserWarning):
-    """Something in a run directory was damaged, and the run goes on from what is whole."""
+    """A file in a run directory was damaged, and the run continues from the intact ones."""
 
 
 def recover(run: RunDirectory) -> None:
-    """Make ready to train on: tidy up, go back to the newest whole checkpoint, drop the lines of later rounds."""
+    """Prepare a run for resuming: clean up, go back to the newest intact checkpoint, drop the lines of later rounds."""
     tidy(run)
     last = _settled(run)
     finished = last.state.round if last else 0
@@ -25,7 +25,7 @@ def recover(run: RunDirectory) -> None:
 
 
 def tidy(run: RunDirectory) -> None:
-    """Drop what a crash left half written: files, and lines that were cut off. Refuses what no run has written."""
+    """Remove incomplete files and truncated lines after a crash. Refuses files that no run has written."""
     for name in ("config.toml", *FILES):
         run.folder.ensure_file(name)
     for place in (".", "answers", *run.folder.folders("clients")):
@@ -37,9 +37,9 @@ def tidy(run: RunDirectory) -> None:
 
 
 def _settled(run: RunDirectory) -> Checkpoint | None:
-    """Put the newest checkpoint in place that is whole, and whose best state is whole too; None at the beginning.
+    """Restore the newest intact checkpoint whose best state is intact too; None if the run has none yet.
 
-    A run is the same from whichever round it goes on, so that an older checkpoint costs time and nothing else.
+    A run gives the same result from any of its rounds, so an older checkpoint only costs time.
     """
     damage: list[StorageError] = []
     for file in (current("last"), previous("last")):
@@ -52,23 +52,23 @@ def _settled(run: RunDirectory) -> Checkpoint | None:
                 _put_in_place(run, "last", file)
                 _put_in_place(run, "best", chosen if best else None)
                 for error in damage:
-                    note = f"{error} The run goes on from round {last.state.round}."
+                    note = f"{error} The run continues from round {last.state.round}."
                     warnings.warn(note, StorageWarning, stacklevel=4)
                 return last
     if damage:
         raise damage[0]
     if any(run.folder.exists(file) for file in (current("last"), previous("last"))):
         raise StorageError(
-            f"got run {run.path} without the best state that its last checkpoint speaks of; expected "
-            "best.safetensors. Put a copy back, or remove last.safetensors and last.previous.safetensors: --resume "
-            "then trains from the beginning, to the same result."
+            f"got run {run.path} without the best state that its last checkpoint refers to; expected "
+            "best.safetensors. Restore a copy, or remove last.safetensors and last.previous.safetensors: --resume "
+            "then trains from the beginning and gives the same result."
         )
-    _put_in_place(run, "best", None)  # of a first round whose end was not reached
+    _put_in_place(run, "best", None)  # from a first round that did not finish
     return None
 
 
 def _read_whole(run: RunDirectory, file: str, damage: list[StorageError]) -> Checkpoint | None:
-    """The checkpoint, if there is one and it is whole; what is wrong with it is added to `damage`."""
+    """The checkpoint, if it exists and is intact; otherwise its error is added to `damage`."""
     try:
         return run.read_checkpoint(file) if run.folder.exists(file) else None
     except DamagedError as error:
@@ -77,7 +77,7 @@ def _read_whole(run: RunDirectory, file: str, damage: list[StorageError]) -> Che
 
 
 def _put_in_place(run: RunDirectory, name: str, file: str | None) -> None:
-    """Make this file the current checkpoint; what is not whole, or of a round that was not finished, goes."""
+    """Make this file the current checkpoint; damaged ones and those of unfinished rounds are removed."""
     if file is None:
         run.folder.remove(current(name))
     elif file != current(name):
@@ -88,7 +88,7 @@ def _number(record: Mapping[str, Any]) -> int:
     number = record.get("round")
     if not isinstance(number, int):
         raise StorageError(
-            f"got a line of rounds.jsonl with round = {number!r}; expected a whole number. The file is damaged: put a "
-            "copy back, or train again with --force."
+            f"got a line of rounds.jsonl with round = {number!r}; expected a whole number. The file is damaged: "
+            "restore a copy, or train again with --force."
         )
     return number

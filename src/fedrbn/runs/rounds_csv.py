@@ -1,10 +1,10 @@
-"""rounds.csv: the rounds of a run as a table for spreadsheets, made from the lines of rounds.jsonl.
+"""rounds.csv: the rounds of a run as a table for spreadsheets, generated from rounds.jsonl.
 
     round,lr,seconds,at,st,failed,loss,score,ra_at,sa_st
     1,0.01,2.31,5,20,0,2.294,0.41,0.22,0.46
 
-`at` and `st` count the users whose update counted. What was not measured in a round is empty. The file is derived: it
-is written anew whenever training starts, so it never disagrees with the records.
+`at` and `st` are the numbers of users whose update was used. Values that were not measured in a round are empty. The
+file is rewritten whenever training starts, so it always agrees with the records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMNS = ("round", "lr", "seconds", "at", "st", "failed", "loss", "score", "ra_
 
 
 def write(directory: RunDirectory, records: Iterable[RoundRecord], roles: Mapping[str, Role]) -> None:
-    """Write the table of these rounds, in place of the one that is there."""
+    """Write the table of these rounds; replaces an existing one."""
     lines = [_line(COLUMNS), *(_line(row(record, roles)) for record in records)]
     directory.folder.write(NAME, "".join(f"{line}\n" for line in lines).encode())
 

@@ -1,4 +1,4 @@
-"""Where runs are that nobody has given a folder: in a store, under names that say method, λ, seed and key."""
+"""The default folders of runs: in a store, with names made of method, λ, seed and key."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedrbn.runs.directory import RunDirectory
 
 
 def place(store: Path, experiment: Experiment, prefix: str = "") -> Path:
-    """The folder of an experiment's run, whether it is there yet or not.
+    """The folder of an experiment's run, whether it exists or not.
 
-    A run under the shorter name that earlier versions gave is found too. A folder of the right name that holds another
-    experiment is refused: its numbers are not the ones that are asked for.
+    A run under the shorter name of earlier versions is found too. A folder with the right name that holds another
+    experiment is refused, because its results belong to other settings.
     """
     names = (experiment.run_name(), experiment.former_run_name())
     paths = [store / f"{prefix}{name}" for name in names]
@@ -25,7 +25,7 @@ def place(store: Path, experiment: Experiment, prefix: str = "") -> Path:
     if there.key() != resolved(experiment).key():
         changed = ", ".join(name for name, _, _ in there.differences(experiment))
         raise StorageError(
-            f"got {found}, which holds another experiment by now (key {there.key()}; it differs in {changed}); "
-            f"expected {experiment.key()}. Was it continued with more rounds? Give that folder another name."
+            f"got {found}, which holds another experiment (key {there.key()}; it differs in {changed}); "
+            f"expected {experiment.key()}. It may have been continued with more rounds: rename that folder."
         )
     return found

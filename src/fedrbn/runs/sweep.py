@@ -23,7 +23,7 @@ Setting = tuple[str, str, list[Any]]
 """(section, key, values): several values make a sweep."""
 
 OWN_OPTIONS = {("method", "name"): "--methods", ("run", "seed"): "--seeds"}
-"""What a sweep sets for every run itself."""
+"""Settings that a sweep itself sets for every run."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SweepCell:
 def cells(
     values: Mapping[str, Any], methods: Sequence[str], wanted: Sequence[Setting], seeds: Sequence[int]
 ) -> list[SweepCell]:
-    """Every combination once. An option that a built-in method does not have is left out for that method."""
+    """Every combination once. Options that a built-in method does not have are left out for that method."""
     for section, key, _ in wanted:
         if (section, key) in OWN_OPTIONS:
             raise ConfigError(f"got setting {section}.{key}; expected it as {OWN_OPTIONS[section, key]} of compare.")
@@ -58,7 +58,7 @@ def cells(
 
 
 def complete(cell: SweepCell, store: Path, watcher: Watcher | None = None) -> Evaluation:
-    """The record of a cell's run: from the store if it is there, else run or continued now."""
+    """The record of a cell's run: from the store if it is finished, otherwise run or continued now."""
     path = place(store, cell.experiment)
     if not (path / "config.toml").exists():
         return run(cell.experiment, path, watcher=watcher)
@@ -74,9 +74,9 @@ def compare(
     store: Path | str = "runs",
     watcher: Watcher | None = None,
 ) -> MethodComparison:
-    """Run several methods on the same federation, as `fedrbn compare` does; finished runs of the store are used again.
+    """Run several methods on the same federation, as `fedrbn compare` does; finished runs of the store are reused.
 
-    `values` are the settings that all runs share, as `make` takes them. `sweep` names settings with several values:
+    `values` are the settings that all runs share, in the form of `make`. `sweep` contains settings with several values:
     `{"method.lam": [0, 0.5, 1]}`.
     """
     swept: list[Setting] = []
@@ -98,7 +98,7 @@ def _without_useless(values: Mapping[str, Any], method: str) -> dict[str, Any]:
 
 
 def _applies(method: str, setting: Setting) -> bool:
-    """Whether the method has this option; one that no method has is left in, for the config to refuse."""
+    """Whether the method has this option; one that no method has is kept, so that the config refuses it."""
     section, key, _ = setting
     if section != "method" or key not in MethodConfig.model_fields or method not in METHODS:
         return True

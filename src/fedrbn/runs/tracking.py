@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TensorBoard:
     """A `Watcher` that writes every round's numbers to an event file. Use it as a context manager.
 
-    Rounds that are trained again after an interruption replace those that were logged before.
+    Rounds that are repeated after an interruption replace the earlier log entries.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,8 +27,8 @@ class TensorBoard:
             import torch.utils.tensorboard as _  # noqa: F401, PLC0415  (an extra, and slow to import)
         except ImportError as error:
             raise TrackingError(
-                f"got --track tensorboard where tensorboard cannot be imported ({error}); expected the extra that "
-                "brings it. Install it: pip install 'fedrbn[track]'"
+                f"got --track tensorboard, but tensorboard cannot be imported ({error}); expected it to be installed. "
+                "Install it: pip install 'fedrbn[track]'"
             ) from None
         self.folder = folder
         self.writer: SummaryWriter | None = None
@@ -42,15 +42,15 @@ class TensorBoard:
             self.writer.close()
 
     def training(self, assembly: Assembly, finished: int) -> None:
-        """Open the event file; only now is there a run directory."""
+        """Open the event file; the run directory does not exist before."""
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 
         self.roles = {member.id: member.role for member in assembly.plan.members}
-        Folder(self.folder.parent).names(self.folder.name)  # a link to a folder elsewhere is refused
+        Folder(self.folder.parent).names(self.folder.name)  # refuses a link to a folder elsewhere
         self.writer = SummaryWriter(str(self.folder), purge_step=finished + 1)
 
     def answered(self, result: Result) -> None:
-        """Nothing: a round's numbers are written when it is finished."""
+        """Do nothing: a round's numbers are written when it is finished."""
 
     def round_finished(self, record: RoundRecord) -> None:
         """Write the numbers of a round."""
@@ -60,11 +60,11 @@ class TensorBoard:
             self.writer.flush()
 
     def evaluating(self, clients: int) -> None:
-        """Nothing: the evaluation is in the run's record."""
+        """Do nothing: the evaluation is in the run's record."""
 
 
 def scalars(record: RoundRecord, roles: dict[str, Role]) -> dict[str, float]:
-    """The numbers of a round by the names that TensorBoard groups them by."""
+    """The numbers of a round, by the names under which TensorBoard groups them."""
     names = {"score": "score", "ra_at": "RA of AT users", "sa_st": "SA of ST users"}
     found: dict[str, float | None] = {"train/lr": record.lr, "train/seconds": record.seconds}
     for role in Role:

@@ -42,11 +42,11 @@ from fedrbn.runs.watcher import OnRound, Watcher, telling
 from fedrbn.types import Member, Role
 
 Revise: TypeAlias = Callable[[PreparedExperiment, ServerState], tuple[PreparedExperiment, ServerState]]
-"""What may change before a round and before the evaluation: who takes part, and so what the server remembers."""
+"""Called before each round and before the evaluation; may change the clients and with them the server's state."""
 
 
 def unchanged(prepared: PreparedExperiment, state: ServerState) -> tuple[PreparedExperiment, ServerState]:
-    """The same clients from the first round to the last."""
+    """Keep the same clients in all rounds."""
     return prepared, state
 
 
@@ -64,15 +64,15 @@ def run(
     """Train and evaluate an experiment in a new run directory; returns the record of the evaluation.
 
     `network` and `data`, if given, are used instead of what the experiment names; the network may also be its class or
-    another function that makes it. Then nothing on disk can rebuild them: whoever resumes, evaluates or loads the run
-    passes them again.
+    another function that makes it. Then nothing on disk can rebuild them: pass them again to resume, evaluate or load
+    the run.
 
     `progress=True` shows on stderr what the command line shows. `on_round` is called after every round with its
     `RoundRecord`: `record.round`, `record.losses` by client, `record.validated("score")`, `record.seconds` and so on.
     """
     assembly = assemble(experiment, network, data)
     ensure_ready(assembly)
-    if watcher is None:  # else it has said so
+    if watcher is None:  # otherwise it has printed them
         for hint in assembly.hints:
             warnings.warn(hint, stacklevel=2)
     with (
@@ -98,7 +98,7 @@ def resume(
 
     It ends with exactly the weights and metrics of a run that was never interrupted, because all randomness comes
     from (seed, round, client). A finished run returns its record at once. With `rounds` a run, finished or not, goes on
-    to that many, as if it had been started with them; one whose first rounds would have been others is refused.
+    to that many, as if it had been started with them; it is refused if its first rounds would have been different.
     """
     directory = RunDirectory.open(Path(path))
     if rounds is None and (finished := evaluations(directory)):
@@ -108,7 +108,7 @@ def resume(
             extend(directory, rounds)
             if finished := evaluations(directory):
                 return Evaluation(finished[0].to_json())
-        recover(directory)  # first: what cannot be continued is refused before the data are loaded
+        recover(directory)  # first, to refuse a run that cannot be continued before loading the data
         assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
         assembly = _as_recorded(assembly, directory)
         if rounds is not None:
@@ -133,7 +133,7 @@ def evaluate(
     if not directory.records("evaluations.jsonl"):  # the first record is the one that ends the training
         raise StorageError(f"got run {path}, which is not finished; expected a trained one. Continue it with --resume.")
     with directory.locked():
-        tidy(directory)  # first: what cannot be used is refused before the data are loaded
+        tidy(directory)  # first, to refuse unusable files before loading the data
         chosen = directory.checkpoint("best") or directory.checkpoint("last")
         if chosen is None:
             raise StorageError(
@@ -148,7 +148,7 @@ def evaluate(
 
 
 def _as_recorded(assembly: Assembly, directory: RunDirectory) -> Assembly:
-    """The assembly with the precision of the rounds that are done: `auto` could decide otherwise on this machine."""
+    """The assembly with the precision of the finished rounds: `auto` could choose another one on this machine."""
     recorded = _trained_in(directory)
     if recorded is None:
         return assembly
@@ -158,19 +158,19 @@ def _as_recorded(assembly: Assembly, directory: RunDirectory) -> Assembly:
     except HardwareError as error:
         raise HardwareError(
             f"got run {directory.path}, trained in {recorded} so far, on a device that cannot compute in it; expected "
-            "one that can, because the run would end with other weights. Continue it there, or train anew with --force."
+            "one that can, because the run would end with other weights. Continue it there, or retrain with --force."
         ) from error
     return kept
 
 
 def _trained_in(directory: RunDirectory) -> Literal["bfloat16", "float32"] | None:
-    """What the rounds of a run were computed in, as its records say; None if none does."""
+    """The precision of a run's rounds according to its records; None if they do not say."""
     said = [record.precision for record in rounds(directory) if record.precision]
     return None if not said else "bfloat16" if said[-1] == "bfloat16" else "float32"
 
 
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:
-    """Train what is left and evaluate. The caller holds the directory's lock and has recovered it."""
+    """Train the remaining rounds and evaluate. The caller holds the directory's lock and has recovered it."""
     last = directory.checkpoint("last")
     if last is not None and last.state.round < assembly.plan.schedule.rounds:
         _ensure_remembered(assembly, directory, last)
@@ -194,7 +194,7 @@ def _replanned(directory: RunDirectory) -> Revise:
 
 
 def _ensure_remembered(assembly: Assembly, directory: RunDirectory, last: Checkpoint) -> None:
-    """Refuse to continue where clients have lost what they remembered: the run would end with other weights.
+    """Refuse to continue if clients have lost their memory: the run would end with other weights.
 
     A checkpoint of a version that did not note the memory is held to what is certain: a client that has reported under
     a method whose clients remember has something of that round or a later one.
@@ -217,7 +217,7 @@ def train_and_evaluate(
     watcher: Watcher | None = None,
     revise: Revise = unchanged,
 ) -> dict[str, Any]:
-    """Run the rounds that are left, then evaluate the state that validation chose; returns the record of that.
+    """Run the remaining rounds, then evaluate the state that validation chose; returns the record of the evaluation.
 
     The caller holds the directory's lock and has recovered it. `revise` is asked before every round and
     before the evaluation. The server's own arithmetic takes one thread: more would spin against the workers.
@@ -230,7 +230,7 @@ def train_and_evaluate(
 def _train(
     prepared: PreparedExperiment, directory: RunDirectory, execute: Execute, watcher: Watcher | None, revise: Revise
 ) -> tuple[PreparedExperiment, ServerState]:
-    """Run the rounds that are left; returns the state that validation chose, and the prepared as it was last."""
+    """Run the remaining rounds; returns the final prepared experiment and the state that validation chose."""
     checkpoint = directory.checkpoint("last")
     state = checkpoint.state if checkpoint else initial_state(prepared.net, prepared.plan)
     best = checkpoint.best if checkpoint else None
@@ -283,14 +283,14 @@ def _note_attempt(prepared: PreparedExperiment, directory: RunDirectory, state: 
 
 
 def _spent(prepared: PreparedExperiment, directory: RunDirectory, finished: int) -> dict[str, Any]:
-    """What a client has spent of its privacy when all rounds are done, where rounds that are repeated cost more."""
+    """The privacy that a client has spent after all rounds; repeated rounds cost more."""
     if not releases_again(prepared.experiment):
         return {}
     return privacy_record(prepared.experiment, prepared.plan, repeated(directory, finished))
 
 
 def _with_latecomers(directory: RunDirectory, chosen: Checkpoint, last: ServerState) -> ServerState:
-    """The chosen state, with the batch norm of clients that joined after it as it was last."""
+    """The chosen state, plus the latest batch norm of clients that joined after it."""
     state = chosen.state
     if state.personal.keys() == last.personal.keys():
         return state
@@ -308,7 +308,7 @@ def _ensure_fit(prepared: PreparedExperiment, state: ServerState, path: Path) ->
     if wrong:
         raise StorageError(
             f"got the checkpoint of {path} with {wrong}; expected that of this experiment. It is of another network or "
-            "federation: give the same network and data as when the run began, or start anew with --force."
+            "federation: give the same network and data as when the run began, or start over with --force."
         )
 
 
@@ -344,7 +344,7 @@ def _evaluate(
     settings: EvaluationSettings | None,
     watcher: Watcher | None,
 ) -> EvaluationRecord:
-    """Examine every client on its test data; writes the record and the per-sample answers."""
+    """Evaluate every client on its test data; writes the record and the per-sample answers."""
     if watcher:
         watcher.evaluating(len(prepared.plan.members))
     evaluated, answers = evaluate_clients(prepared, state, execute, settings or EvaluationSettings())

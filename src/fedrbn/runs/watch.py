@@ -1,4 +1,4 @@
-"""Follow a run that another process trains, by the files it writes."""
+"""Follow a run that another process trains, through the files that it writes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fedrbn.runs.records import rounds, stops
 from fedrbn.types import Member
 
 PATIENCE = 2
-"""Looks in a row at a run that nobody holds, before it is said not to be alive: one may fall before it starts."""
+"""Consecutive checks that find the lock free before a run counts as stopped: the first may come before it starts."""
 
 
 class RunStage(Enum):
-    """How far a run is."""
+    """The stage of a run."""
 
     TRAINING = "training"
     EVALUATING = "evaluating"
     FINISHED = "finished"
-    STOPPED = "not alive"
+    STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class RunStatus:
     history: RoundHistory
     stage: RunStage
     cause: str = ""
-    """Why it stopped, if it said so."""
+    """Why it stopped, if known."""
 
 
 def planned_rounds(experiment: Experiment, members: tuple[Member, ...]) -> int:
-    """How many rounds the run will have, Free AT and fine-tuning included."""
+    """How many rounds the run will have, including Free AT and fine-tuning."""
     method = configure(experiment.method, from_config(experiment.attack))
     return Schedule(members, method, experiment.train, experiment.run.seed).rounds
 
@@ -54,8 +54,8 @@ def beginning(directory: RunDirectory) -> RoundHistory:
 
 
 def look(directory: RunDirectory, start: RoundHistory) -> RunStatus:
-    """How the run stands now. A line that is half written is left for the next look."""
-    held = directory.held()  # asked first: what was written before it was let go is then seen below
+    """The current status of the run. A line that is not complete yet is left for the next check."""
+    held = directory.held()  # first, so that everything written before the lock was released is seen below
     history = start.after(rounds(directory))
     if directory.records("evaluations.jsonl"):
         return RunStatus(history, RunStage.FINISHED)
@@ -67,7 +67,7 @@ def look(directory: RunDirectory, start: RoundHistory) -> RunStatus:
 
 
 def follow(path: Path, every: float = 1.0, sleep: Callable[[float], None] = time.sleep) -> Iterator[RunStatus]:
-    """The run now and whenever something has changed, until it is finished or not alive."""
+    """The status of the run now and after every change, until it is finished or stopped."""
     directory = RunDirectory.open(path)
     start = beginning(directory)
     shown: RunStatus | None = None

@@ -1,4 +1,4 @@
-"""Who is told of what happens in a run while it happens: a display, a tracker, a function of one's own."""
+"""Watchers of a run, which are notified of its events: a display, a tracker, your own function."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.protocol import Result
 
 OnRound: TypeAlias = Callable[[RoundRecord], None]
-"""Called with the record of each finished round, once it is on disk. What it raises ends the run, which can be
+"""Called with the record of each finished round, after it is written to disk. An exception ends the run, which can be
 resumed."""
 
 
 class Watcher(Protocol):
-    """Told of what happens in a run while it happens; the command line shows it."""
+    """Is notified of the events of a run while it trains, for example to display them."""
 
     def training(self, assembly: Assembly, finished: int) -> None:
-        """Training starts, with so many rounds finished before."""
+        """Training starts, after `finished` earlier rounds."""
 
     def answered(self, result: Result) -> None:
         """A client has answered."""
@@ -28,11 +28,11 @@ class Watcher(Protocol):
         """A round is finished; the record is the line written for it."""
 
     def evaluating(self, clients: int) -> None:
-        """The evaluation of so many clients on their test data starts."""
+        """The evaluation of `clients` clients on their test data starts."""
 
 
 class Watchers:
-    """Several watchers as one: each is told everything, in their order."""
+    """Several watchers as one: each is notified of every event, in their order."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self.watchers = tuple(watchers)
@@ -59,7 +59,7 @@ class Watchers:
 
 
 class EachRound:
-    """A function of one's own as a `Watcher`."""
+    """Your own function as a `Watcher`."""
 
     def __init__(self, on_round: OnRound) -> None:
         self.on_round = on_round
@@ -82,7 +82,7 @@ class EachRound:
 def telling(
     title: str, *, progress: bool = False, on_round: OnRound | None = None, watcher: Watcher | None = None
 ) -> Iterator[Watcher | None]:
-    """All that want to be told as one watcher; None if nobody does. `progress` is a display on stderr."""
+    """All watchers as one; None if there are none. `progress` adds a display on stderr."""
     with ExitStack() as stack:
         watchers: list[Watcher] = [] if watcher is None else [watcher]
         if progress:

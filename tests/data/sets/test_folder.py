@@ -129,7 +129,7 @@ def test_what_is_no_image_is_named(tmp_path: Path, content: bytes) -> None:
     root = _folder(tmp_path, count=2)
     bad = root / "photo" / "dog" / "bad.png"
     bad.write_bytes(content)
-    with pytest.raises(ValueError, match=r"dog/bad.png, which is no JPEG, PNG or WebP"):
+    with pytest.raises(ValueError, match=r"dog/bad.png, which is not a JPEG, PNG or WebP"):
         image_folder(root, 8)
 
 
@@ -282,7 +282,7 @@ def test_the_first_broken_image_ends_it_by_name_and_the_rest_is_left() -> None:
         seen.append(row)
         return (b"no image" if row in {3, 5} else grey(row % 256)), f"image {row}"
 
-    with pytest.raises(ValueError, match="got image 3, which is no JPEG, PNG or WebP"):
+    with pytest.raises(ValueError, match="got image 3, which is not a JPEG, PNG or WebP"):
         decode_all(2000, read, 8)
     assert len(seen) < 2000
 

@@ -1,4 +1,4 @@
-"""Raw files read with a limit, and what every reader hands over."""
+"""Read raw files up to a size limit; the types that every reader returns."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedrbn.errors import DataError
 
 MEGABYTE = 2**20
 MOST_BYTES = 1024 * MEGABYTE
-"""The most a file may hold once it is decompressed: a small file can unpack to terabytes."""
+"""Largest decompressed size of a file: a small file can unpack to terabytes."""
 MOST_IMAGE_BYTES = 64 * MEGABYTE
-"""The most that one JPEG or PNG file may hold."""
+"""Largest size of one JPEG or PNG file."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What prepared data was made from: one file, or all that was read of a folder."""
+    """The source of prepared data: one file, or all files that were read from a folder."""
 
     name: str
     files: int
@@ -44,7 +44,7 @@ class RawDigits:
 
 @dataclass(frozen=True)
 class Photograph:
-    """One image file as it was published: its content, the name of its class, and its part where one is given."""
+    """One image file as published: its content, the name of its class, and its part if there is one."""
 
     content: bytes
     class_name: str
@@ -62,18 +62,18 @@ class RawPhotographs:
 
 
 def read_bounded(stream: IO[bytes], limit: int, name: str) -> bytes:
-    """All that is left of a stream, unless that is more than `limit` bytes."""
+    """The rest of a stream; refused if it is more than `limit` bytes."""
     content = stream.read(limit + 1)
     if len(content) > limit:
         raise DataError(
-            f"got {name}, which holds more than {limit:,} bytes; expected at most that. It is not the published "
-            "file: download it again."
+            f"got {name}, which holds more than {limit:,} bytes; expected at most this size. It is not the "
+            "published file: download it again."
         )
     return content
 
 
 def content_of(path: Path, limit: int = MOST_BYTES) -> bytes:
-    """A file's content, decompressed if it is gzip or bzip2 by its first bytes, whatever its name says."""
+    """A file's content, decompressed if its first bytes say gzip or bzip2; its name does not matter."""
     try:
         with path.open("rb") as file:
             start = file.read(3)
@@ -91,7 +91,7 @@ def _decompressed(file: IO[bytes], start: bytes) -> IO[bytes]:
 
 def broken(name: str, why: str) -> DataError:
     """The error for a file that cannot be read."""
-    return DataError(f"got {name}, which cannot be read ({why}); expected a whole file. Download it again.")
+    return DataError(f"got {name}, which cannot be read ({why}); expected a complete file. Download it again.")
 
 
 def find(folder: Path, *names: str) -> Path:
@@ -100,13 +100,13 @@ def find(folder: Path, *names: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise DataError(
-        f"got {folder} without {' or '.join(names)}; expected the published files in it. `fedrbn data prepare --where` "
+        f"got {folder} without {' or '.join(names)}; expected the published files. `fedrbn data prepare --where` "
         "says what to download."
     )
 
 
 def image_content(path: Path) -> bytes:
-    """A JPEG or PNG file, as it is."""
+    """The content of a JPEG or PNG file."""
     try:
         with path.open("rb") as file:
             return read_bounded(file, MOST_IMAGE_BYTES, path.name)
@@ -119,7 +119,7 @@ def image_content(path: Path) -> bytes:
 
 
 def file_source(path: Path) -> Source:
-    """Size and checksum of a file as it lies there."""
+    """Size and checksum of a file."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -129,7 +129,7 @@ def file_source(path: Path) -> Source:
 
 
 def folder_source(name: str, contents: Iterable[bytes]) -> Source:
-    """One checksum over many files, one after the other in the order they were read."""
+    """One checksum over many files, in the order they were read."""
     digest, files, size = hashlib.sha256(), 0, 0
     for content in contents:
         digest.update(content)
@@ -140,7 +140,7 @@ def folder_source(name: str, contents: Iterable[bytes]) -> Source:
 def checked_digits(
     images: NDArray[np.uint8], labels: Sequence[int] | NDArray[Any], name: str
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images with as many labels, each a digit."""
+    """Check that there is one label per image and that every label is a digit."""
     numbers = np.asarray(labels)
     if not len(images) or numbers.shape != (len(images),):
         raise DataError(

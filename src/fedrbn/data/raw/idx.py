@@ -31,7 +31,7 @@ def read_mnist(folder: Path) -> RawDigits:
 
 
 def _find(folder: Path, stem: str, ending: str) -> Path:
-    """Both spellings are about: with a dash as published, with a dot as some programs unpack it."""
+    """Find either spelling: with a dash as published, or with a dot as some programs unpack it."""
     return find(folder, *(f"{stem}{mark}{ending}{suffix}" for mark in "-." for suffix in (".gz", "")))
 
 

@@ -1,11 +1,11 @@
-"""SVHN's cropped digits: numeric arrays of a MATLAB version 5 file, and nothing else that such a file can hold.
+"""SVHN's cropped digits: a reader for the numeric arrays of a MATLAB version 5 file, and nothing else.
 
-The file is a header of 128 bytes and a row of elements. An element is a type and a size (uint32 each), its data, and
-padding to eight bytes; data of up to four bytes may sit in the tag itself. An array is an element whose data are
-elements again: flags, dimensions, name, values. Arrays may be zlib-compressed one by one.
+The file is a header of 128 bytes and a sequence of elements. An element is a type and a size (uint32 each), its data,
+and padding to eight bytes; data of up to four bytes may be inside the tag itself. An array is an element whose data are
+elements too: flags, dimensions, name, values. Each array may be zlib-compressed.
 
-SciPy's reader also takes nested cells, structures and objects, and a file that nests them deeply ends the process with
-a segmentation fault. Downloads are not trusted here, so this one reads flat arrays only, and never more than a bound.
+SciPy's reader also accepts nested cells, structures and objects, and a file that nests them deeply crashes the process
+with a segmentation fault. Downloads are not trusted, so this reader accepts only flat arrays up to a size limit.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_mat(path: Path) -> dict[str, NDArray[Any]]:
     order = {b"IM": "<", b"MI": ">"}.get(content[126:_HEADER])
     if order is None or not content.startswith(b"MATLAB 5.0"):
         raise DataError(
-            f"got {path.name}, which is no MATLAB version 5 file; expected one. Download it again (files saved with "
+            f"got {path.name}, which is not a MATLAB version 5 file; expected one. Download it again (files saved with "
             "-v7.3 must be saved with -v7)."
         )
     try:
@@ -68,11 +68,11 @@ def read_mat(path: Path) -> dict[str, NDArray[Any]]:
 
 
 class _Malformed(Exception):  # noqa: N818  (never leaves this file)
-    """Something that is no flat numeric array."""
+    """Something that is not a flat numeric array."""
 
 
 def _matrices(content: memoryview, order: str, name: str) -> Iterator[memoryview]:
-    """The data of every array at the top, decompressed; together they stay within the bound."""
+    """The decompressed data of every top-level array; their total size is limited."""
     left = MOST_BYTES
     for kind, data in _elements(content, order):
         if kind == _COMPRESSED:
@@ -80,11 +80,11 @@ def _matrices(content: memoryview, order: str, name: str) -> Iterator[memoryview
             inflated = memoryview(unpack.decompress(data, left + 1))
             if len(inflated) > left:
                 raise DataError(
-                    f"got {name}, whose arrays unpack to more than {MOST_BYTES:,} bytes; expected at most that. It is "
-                    "not the published file: download it again."
+                    f"got {name}, whose arrays unpack to more than {MOST_BYTES:,} bytes; expected at most this "
+                    "size. It is not the published file: download it again."
                 )
             if not unpack.eof:
-                raise _Malformed("the compressed data are cut")
+                raise _Malformed("the compressed data are cut off")
             left -= len(inflated)
             kind, data = next(_elements(inflated, order), (0, inflated))  # noqa: PLW2901
         if kind != _MATRIX:
@@ -100,10 +100,10 @@ def _elements(content: memoryview, order: str) -> Iterator[tuple[int, memoryview
         if first >> 16:  # the short form: size and type share four bytes, the data are the other four
             kind, size, start, end = first & 0xFFFF, first >> 16, position + 4, position + 8
         else:
-            # A compressed element is the one kind that is not padded to eight bytes.
+            # Only compressed elements are not padded to eight bytes.
             kind, start = first, position + 8
             end = start + (size if kind == _COMPRESSED else -(-size // 8) * 8)
-        # Writers may leave out the padding after the very last value.
+        # Writers may omit the padding after the last value.
         if start + size > min(end, len(content)):
             raise _Malformed(f"{size:,} bytes announced where {len(content) - start:,} are left")
         yield kind, content[start : start + size]

@@ -1,4 +1,4 @@
-"""MNIST-M as its authors' archive unpacks: folders of PNG files, and a text file with `<file name> <digit>` lines."""
+"""MNIST-M, unpacked from its authors' archive: folders of PNG files, and text files of `<file name> <digit>` lines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_labels(path: Path) -> tuple[list[str], list[int]]:
     names, labels = [], []
     for number, line in enumerate(content_of(path, _MOST_TEXT).splitlines(), start=1):
         name, _, label = line.decode("ascii", errors="replace").strip().rpartition(" ")
-        # A name is one file in its folder: never a way out of it.
+        # A name is a file in its folder, never a path out of it.
         plain = name.endswith(".png") and name == Path(name).name and name.isprintable()
         if not plain or label not in set("0123456789"):
             raise DataError(
@@ -60,7 +60,7 @@ def read_labels(path: Path) -> tuple[list[str], list[int]]:
 
 
 def _stacked(contents: list[bytes], names: list[str]) -> NDArray[np.uint8]:
-    """All images, which have one size."""
+    """All images in one array; they must have the same size."""
     if not names:
         return np.empty((0, 32, 32, 3), np.uint8)
     first = decode(contents[0], names[0], None)

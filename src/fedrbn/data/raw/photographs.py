@@ -27,7 +27,7 @@ from fedrbn.data.sets.folder import SUFFIXES, image_files, subfolders
 from fedrbn.errors import DataError
 
 MOST_DOMAIN_BYTES = 4096 * MEGABYTE
-"""The most that the kept files of one domain may hold together."""
+"""Largest total size of the kept files of one domain."""
 _MOST_TEXT = 64 * MEGABYTE
 _ZIP_ERRORS = (
     OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError, struct.error,
@@ -46,7 +46,7 @@ def read_office(folder: Path) -> list[RawPhotographs]:
         if place is None:
             raise DataError(
                 f"got {folder} without the folder {' or '.join(names)}; expected the four domains "
-                f"{', '.join(OFFICE_DOMAINS)}, each with class folders. `fedrbn data prepare --where` says more."
+                f"{', '.join(OFFICE_DOMAINS)}, each with class folders. See `fedrbn data prepare --where`."
             )
         found.append(_read_folder(domain, place, [path.name for path in subfolders(place)], None))
     classes = {raw.domain: sorted({photo.class_name for photo in raw.photographs}) for raw in found}
@@ -72,7 +72,7 @@ def read_domainnet(source: Path) -> list[RawPhotographs]:
     if not places or not places.keys() <= set(DOMAINNET_DOMAINS):
         raise DataError(
             f"got {source} without any of {', '.join(f'{domain}.zip' for domain in DOMAINNET_DOMAINS)}; expected one "
-            "of them, or a folder that holds some. `fedrbn data prepare --where` says what to download."
+            "of them, or a folder with some of them. `fedrbn data prepare --where` says what to download."
         )
     return [_domainnet_domain(domain, place) for domain, place in places.items()]
 
@@ -96,13 +96,13 @@ def _domainnet_domain(domain: str, place: Path) -> RawPhotographs:
 
 
 def read_parts(folder: Path, domain: str) -> dict[str, bool] | None:
-    """For each listed `<class>/<file>` of the ten classes whether it is a test image; None if there are no lists."""
+    """Whether each listed `<class>/<file>` of the ten classes is a test image; None if there are no lists."""
     lists = {test: folder / f"{domain}_{part}.txt" for part, test in (("train", False), ("test", True))}
     there = [path for path in lists.values() if path.is_file()]
     if len(there) == 1:
         raise DataError(
-            f"got {there[0].name} alone; expected {domain}_train.txt and {domain}_test.txt. Add the other, or remove "
-            "it to have each class split 80/20."
+            f"got {there[0].name} alone; expected {domain}_train.txt and {domain}_test.txt. Add the other one, or "
+            "remove this one to split each class 80/20."
         )
     if not there:
         return None
@@ -134,7 +134,7 @@ def _read_folder(domain: str, folder: Path, classes: Collection[str], parts: dic
 
 
 def _read_zip(domain: str, path: Path, parts: dict[str, bool] | None) -> RawPhotographs:
-    """The ten classes of `<domain>/<class>/<file>` members. They are only read: no path in the zip is ever written."""
+    """The ten classes of `<domain>/<class>/<file>` members. They are only read: nothing is extracted to disk."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = sorted(_members(archive, domain), key=lambda member: member.filename)
@@ -169,12 +169,12 @@ def _member_content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 
 
 def _kept(contents: Iterator[tuple[str, str, bytes]], parts: dict[str, bool] | None, name: str) -> Iterator[Photograph]:
-    """The files as photographs, without those that lists leave out; refuses once they are too many."""
+    """The files as photographs, without those missing from the lists; refused if their total size is too large."""
     size = 0
     for class_name, file_name, content in contents:
         if parts is not None and f"{class_name}/{file_name}" not in parts:
             continue
         size += len(content)
         if size > MOST_DOMAIN_BYTES:
-            raise DataError(f"got more than {MOST_DOMAIN_BYTES:,} bytes of images in {name}; expected at most that.")
+            raise DataError(f"got more than {MOST_DOMAIN_BYTES:,} bytes of images in {name}; expected no more.")
         yield Photograph(content, class_name, file_name, None if parts is None else parts[f"{class_name}/{file_name}"])

@@ -16,11 +16,11 @@ SIDE = 16
 _PIXELS = SIDE * SIDE
 _MOST_TEXT = 256 * MEGABYTE
 _MOST_ROWS = 100_000
-"""USPS has 9,298: so many are 205 MB of numbers, which a file of a few bytes can ask for."""
+"""Maximum number of rows; USPS has 9,298. This many are 205 MB of numbers, which a tiny file could claim."""
 
 
 def read_usps(folder: Path) -> RawDigits:
-    """Whichever form is in the folder; HDF5 first."""
+    """Read the form that is in the folder; HDF5 is preferred."""
     if (folder / "usps.h5").is_file():
         return _read_hdf5(folder / "usps.h5")
     train, test = find(folder, "usps.bz2", "usps", "usps.h5"), find(folder, "usps.t.bz2", "usps.t")
@@ -42,7 +42,7 @@ def read_libsvm(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
             labels[row] = int(label)
         except (ValueError, OverflowError, RuntimeWarning):
             raise _wrong_line(path, row, line) from None
-        # Rising indices: none is given twice. What a line leaves out is 0, as the format has it.
+        # Rising indices: no index occurs twice. In this format, missing values are 0.
         if len(index) and (index[0] < 0 or index[-1] >= _PIXELS or (np.diff(index) <= 0).any()):
             raise _wrong_line(path, row, line)
         values[row, index] = numbers[:, 1]
@@ -57,11 +57,11 @@ def _wrong_line(path: Path, row: int, line: bytes) -> DataError:
 
 
 def _bytes(values: NDArray[np.floating[Any]], path: Path) -> NDArray[np.uint8]:
-    """Brightness in [0, 1], [n, 256], as pixels: floor(255 v), the rule by which FedBN's USPS was made."""
+    """Brightness in [0, 1], [n, 256], as pixels: floor(255 v), the rule that FedBN's USPS uses."""
     if not ((values >= 0) & (values <= 1)).all():  # NaN is neither
         raise DataError(
-            f"got values from {values.min():g} to {values.max():g} in {path.name} (brought to [0, 1]); expected none "
-            "outside, and no NaN. Download it again."
+            f"got values from {values.min():g} to {values.max():g} in {path.name} (after scaling); expected values "
+            "in [0, 1] and no NaN. Download it again."
         )
     pixels: NDArray[np.uint8] = np.floor(255 * values).astype(np.uint8)
     return pixels.reshape(-1, SIDE, SIDE)
@@ -72,7 +72,7 @@ def _read_hdf5(path: Path) -> RawDigits:
         h5py = importlib.import_module("h5py")
     except ImportError:
         raise DataError(
-            f"got {path.name}, an HDF5 file; expected the package h5py to read it with. Install it (pip install h5py), "
+            f"got {path.name}, an HDF5 file; expected the package h5py, which reads it. Install it (pip install h5py), "
             "or use usps.bz2 and usps.t.bz2, which need no package."
         ) from None
     try:
@@ -91,7 +91,7 @@ def _read_hdf5(path: Path) -> RawDigits:
 
 
 def _dataset(file: Any, name: str, row: tuple[int, ...], path: Path) -> NDArray[Any]:
-    """An array of numbers that lies in this very file: HDF5 can also point into others."""
+    """An array of numbers that is stored in this file: HDF5 can also point to other files."""
     dataset = file[name]
     own = dataset.file == file and dataset.external is None and not dataset.is_virtual
     if not own or dataset.dtype.kind not in "fiu" or dataset.shape[1:] != row or not 0 < dataset.shape[0] <= _MOST_ROWS:

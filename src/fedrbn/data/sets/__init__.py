@@ -1,1 +1,1 @@
-"""The data sets that come with names of their own."""
+"""The named data sets."""

@@ -1,4 +1,4 @@
-"""Generated images kept on disk between runs: never needed, never trusted, safe for several processes at once."""
+"""A disk cache for generated images: optional, verified on reading, and safe for several processes at once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cache_folder() -> Path:
 
 
 def cached(key: str, expected: Expected, make: Callable[[], Parts]) -> Parts:
-    """The parts stored under this key, or newly made ones, which are then stored if the folder can be written."""
+    """The parts stored under this key, or newly generated ones, which are then stored if the folder is writable."""
     path = cache_folder() / f"{key}.npz"
     stored = _read(path, expected)
     if stored is not None:
@@ -57,20 +57,20 @@ def cached(key: str, expected: Expected, make: Callable[[], Parts]) -> Parts:
 
 
 def _read(path: Path, expected: Expected) -> Parts | None:
-    """The stored parts, or None if there are none or anything about them is not as expected."""
+    """The stored parts, or None if there are none or they are not as expected."""
     try:
         archive = read_arrays(path, ("train_images", "train_labels", "test_images", "test_labels"))
         train, test = (
             Samples(torch.from_numpy(archive[f"{part}_images"]), torch.from_numpy(archive[f"{part}_labels"]))
             for part in ("train", "test")
         )
-    except Exception:  # whatever a missing, cut or foreign file raises, the answer is the same: make it again
+    except Exception:  # for any error of a missing, truncated or foreign file: generate it again
         return None
     return (train, test) if expected.fits(train, expected.train) and expected.fits(test, expected.test) else None
 
 
 def _write(path: Path, parts: Parts) -> None:
-    """Write beside the target and rename: readers see the whole file or none."""
+    """Write a temporary file and rename it: readers see the complete file or none."""
     train, test = parts
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")

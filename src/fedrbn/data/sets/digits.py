@@ -1,8 +1,8 @@
 """The paper's Digits: MNIST, SVHN, USPS, SynthDigits and MNIST-M, in this order, 28 x 28 RGB.
 
 Four come from files `$FEDRBN_DATA/digits/<name>.npz` with uint8 `train_images`, `train_labels`, `test_images` and
-`test_labels`; SynthDigits is drawn anew. Row i of MNIST and of MNIST-M shows the same handwritten digit, so the given
-train and test parts are kept: splitting the domains afresh would train on what is tested.
+`test_labels`; SynthDigits is generated again. Row i of MNIST and of MNIST-M shows the same handwritten digit, so the
+given train and test parts are kept: a new split would put test digits into the training data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DOMAINS = ("mnist", "svhn", "usps", "synthdigits", "mnist_m")
 
 
 def digits(image_size: int | None = None) -> DataSet:
-    """The data set, at 28 x 28 or as asked."""
+    """The data set, at 28 x 28 or the given size."""
     folder = prepared_folder("digits", "digits")
     size = image_size or SIZE
     domains = tuple(_synthetic(size) if name == "synthdigits" else _real(folder, name, size) for name in DOMAINS)

@@ -8,8 +8,8 @@
 | synthetic | printed             | random colours, rotation, blur and distractors, as in SynthDigits        |
 | street    | printed             | house numbers: low contrast, shading, cut neighbours, blur, sensor noise |
 
-The handwritten digits are scikit-learn's 1,797 real ones (8 x 8). They are split into train and test once, for all
-domains made of them: no digit that is trained on in one domain is tested on in another.
+The handwritten digits are the 1,797 real ones of scikit-learn (8 x 8). They are split into train and test once, for all
+domains made from them: no training digit of one domain is a test digit of another.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from fedrbn.data.train_test import stratified
 SIZE = 28
 SEED = 20_220
 VERSION = 2
-"""Counted up whenever the pictures change, so that cached ones are not mistaken for new ones."""
+"""Increased whenever the images change, so that outdated cached images are not used."""
 TRAIN, TEST = 1347, 450
 
 
 def digits_mini(image_size: int | None = None) -> DataSet:
-    """The data set: per domain 1,347 training and 450 test images, RGB, 28 x 28 or as asked."""
+    """The data set: per domain 1,347 training and 450 test images, RGB, 28 x 28 or the given size."""
     domains = []
     for index, (name, paint) in enumerate(_DOMAINS.items()):
         expected = Expected(train=TRAIN, test=TEST, shape=(3, SIZE, SIZE), classes=10)
@@ -49,14 +49,14 @@ def digits_mini(image_size: int | None = None) -> DataSet:
 
 
 class Handwriting(NamedTuple):
-    """Strokes in [0, 1], [n, 8, 8], and which digits they show."""
+    """Strokes in [0, 1], [n, 8, 8], and the digits that they show."""
 
     strokes: Tensor
     labels: Tensor
 
 
 _Paint = Callable[[Handwriting, np.random.Generator], Tensor]
-"""From handwritten digits, or just their labels, to a domain's pictures [n, 3, 28, 28] in [0, 1]."""
+"""Draws a domain's images [n, 3, 28, 28] in [0, 1] from handwritten digits, or from their labels alone."""
 
 
 def _parts(paint: _Paint, domain: int) -> Parts:
@@ -87,7 +87,7 @@ def handwritten() -> Handwriting:
 def _strokes(
     source: Handwriting, height: tuple[float, float], slant: tuple[float, float], rng: np.random.Generator
 ) -> Tensor:
-    """The digits at full size, smooth, each placed, turned and slanted a little differently."""
+    """The digits at full size, smoothed, each with a slightly different position, rotation and slant."""
     count = len(source.labels)
     smooth = F.interpolate(source.strokes[:, None], scale_factor=8, mode="bicubic", align_corners=False)[:, 0]
     return place(
@@ -107,7 +107,7 @@ def _plain(source: Handwriting, rng: np.random.Generator) -> Tensor:
 def _pen(source: Handwriting, rng: np.random.Generator) -> Tensor:
     count = len(source.labels)
     strokes = _strokes(source, (1.4, 1.8), (-0.1, 0.5), rng)
-    # A lower threshold on the smooth strokes leaves more of them: a thicker pen.
+    # A lower threshold on the smooth strokes makes them thicker, like a thicker pen.
     threshold = uniform(rng, 0.25, 0.6, count)[:, None, None]
     ink_coverage = torch.sigmoid((strokes - threshold) * 14)
     paper = 0.86 + 0.1 * smooth_noise(rng, count, 1, 2, SIZE) + uniform(rng, -0.04, 0.04, count, 3)[:, :, None, None]
@@ -118,7 +118,7 @@ def _pen(source: Handwriting, rng: np.random.Generator) -> Tensor:
 def _texture(source: Handwriting, rng: np.random.Generator) -> Tensor:
     count = len(source.labels)
     strokes = torch.sigmoid((_strokes(source, (1.6, 1.8), (-0.1, 0.1), rng) - 0.4) * 10)
-    # Difference turns c into 1 - c, which shows only away from middle grey. Mostly one brightness, some channels not.
+    # Difference turns c into 1 - c, which is invisible near middle grey. Most channels share one brightness.
     dark = torch.from_numpy((rng.random((count, 1)) < 0.5) ^ (rng.random((count, 3)) < 0.3))
     base = torch.where(dark, uniform(rng, 0.05, 0.3, count, 3), uniform(rng, 0.7, 0.95, count, 3))
     grain = sum(

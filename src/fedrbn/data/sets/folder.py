@@ -1,6 +1,6 @@
 """Image files in memory: any folder `root/<domain>/<class>/*.jpg|jpeg|png|webp`.
 
-A domain that holds exactly the folders `train` and `test`, each with class folders, is split as given; any other is
+A domain that contains exactly the folders `train` and `test`, each with class folders, keeps this split; any other is
 split 80/20 within each class, always the same way.
 """
 
@@ -29,9 +29,9 @@ from fedrbn.hardware import cores
 
 SIZE = 256
 MOST_PIXELS = 50_000_000
-"""Larger images are refused before they are decoded: a small file can unpack to gigabytes."""
+"""Larger images are refused before decoding: a small file can unpack to gigabytes."""
 _MOST_THREADS = 8
-"""Each may hold one of the largest images: 150 MB."""
+"""Each thread may hold one image of the largest size: 150 MB."""
 TEST_SHARE = 0.2
 SPLIT_SEED = 0
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -39,9 +39,9 @@ _MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 
 
 def image_folder(root: Path, image_size: int | None = None) -> DataSet:
-    """The domains below `root` in alphabetical order, every image squeezed to image_size x image_size (256).
+    """The domains below `root` in alphabetical order, every image resized to image_size x image_size (256).
 
-    Files that are no images, or not where images should be, are left out; the data set's remarks say how many.
+    Files that are not images, or not where images should be, are left out; the data set's remarks say how many.
     """
     parts = parts_of(root)
     classes = _class_names(parts)
@@ -50,16 +50,16 @@ def image_folder(root: Path, image_size: int | None = None) -> DataSet:
 
 
 def decode(source: Path | bytes, name: str, size: int | None) -> NDArray[np.uint8]:
-    """A JPEG, PNG or WebP as uint8 RGB [height, width, 3], squeezed to size x size unless None; errors name it."""
+    """A JPEG, PNG or WebP as uint8 RGB [height, width, 3], resized to size x size unless None; errors name it."""
     with _only_errors():
         return _decoded(source, name, size)
 
 
 def decode_all(count: int, read: Callable[[int], tuple[Path | bytes, str]], size: int) -> NDArray[np.uint8]:
-    """So many images [count, size, size, 3]; `read` gives source and name of each, as `decode` takes them.
+    """Decode `count` images into [count, size, size, 3]; `read` returns the source and the name of each for `decode`.
 
-    As many threads as cores work at once, because Pillow decodes outside Python's lock. Beside the result there is one
-    unpacked image per thread in memory, however many files there are.
+    One thread per core decodes, because Pillow releases Python's lock. Besides the result, memory holds only one
+    unpacked image per thread.
     """
     images = empty_images(count, size)
 
@@ -67,14 +67,14 @@ def decode_all(count: int, read: Callable[[int], tuple[Path | bytes, str]], size
         images[row] = _decoded(*read(row), size)
 
     with _only_errors(), ThreadPoolExecutor(min(cores(), _MOST_THREADS)) as pool:
-        for _ in pool.map(place, range(count)):  # the first error, in the order of the files, ends it
+        for _ in pool.map(place, range(count)):  # raises the first error in the order of the files
             pass
     return images
 
 
 @contextmanager
 def _only_errors() -> Iterator[None]:
-    """Within this block Pillow's remarks about metadata are not heard. For all threads: filters are the process's."""
+    """Silence Pillow's warnings about metadata within this block, in all threads: filters are per process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -85,7 +85,7 @@ def _decoded(source: Path | bytes, name: str, size: int | None) -> NDArray[np.ui
     if isinstance(source, Path) and not is_regular(source):
         raise DataError(f"got {name}, which is not a file; expected a JPEG or PNG. Remove or replace it.")
     try:
-        # Only these three decoders: a file is what its content says, and Pillow knows formats that run programs.
+        # Allow only these three decoders: the content decides the format, and some of Pillow's formats run programs.
         file = source if isinstance(source, Path) else io.BytesIO(source)
         with Image.open(file, formats=("JPEG", "PNG", "WEBP")) as image:
             _check_header(image, name)
@@ -97,25 +97,25 @@ def _decoded(source: Path | bytes, name: str, size: int | None) -> NDArray[np.ui
         raise _too_large(name, str(error)) from error
     except UnidentifiedImageError as error:
         raise DataError(
-            f"got {name}, which is no JPEG, PNG or WebP; expected an image. Remove or replace it."
+            f"got {name}, which is not a JPEG, PNG or WebP; expected an image. Remove or replace it."
         ) from error
-    except Exception as error:  # Pillow's parsers let a broken file fail in many ways: SyntaxError, struct.error, …
+    except Exception as error:  # Pillow raises many errors for a broken file: SyntaxError, struct.error, …
         raise DataError(
-            f"got {name}, which cannot be decoded ({error}); expected a whole image. Replace it."
+            f"got {name}, which cannot be decoded ({error}); expected a complete image. Replace it."
         ) from error
     return np.array(square)
 
 
 def is_regular(path: Path) -> bool:
-    """Whether there is an ordinary file: a pipe or device would be read for ever, and some names can be of no file."""
+    """Whether this is a regular file: reading a pipe or device never ends, and some names are not valid for a file."""
     try:
         return path.is_file()
     except OSError:
         return False
 
 
-class _Refused(DataError):  # noqa: N818  (to those outside it is a DataError)
-    """An image that its header alone rules out."""
+class _Refused(DataError):  # noqa: N818  (callers see a DataError)
+    """An image that is refused because of its header."""
 
 
 def _check_header(image: Image.Image, name: str) -> None:
@@ -164,7 +164,7 @@ def ignored_files(root: Path, parts: dict[Path, tuple[Path, ...]]) -> list[tuple
 
 
 def _counted(ignored: list[tuple[str, str]]) -> tuple[str, ...]:
-    """How many files were ignored, by reason, in a line; nothing where none was."""
+    """A line that counts the ignored files by reason; empty if there are none."""
     if not ignored:
         return ()
     reasons = Counter(reason for _, reason in ignored)
@@ -174,7 +174,7 @@ def _counted(ignored: list[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def parts_of(root: Path) -> dict[Path, tuple[Path, ...]]:
-    """For each domain below `root` the folders that hold its classes: train and test, or the domain's own."""
+    """For each domain below `root`, the folders that contain class folders: train and test, or the domain itself."""
     domains = subfolders(root)
     if not domains:
         raise DataError(f"got {root} without folders; expected {_LAYOUT}.")
@@ -187,19 +187,19 @@ def parts_of(root: Path) -> dict[Path, tuple[Path, ...]]:
 
 
 def _class_names(domains: dict[Path, tuple[Path, ...]]) -> tuple[str, ...]:
-    """The class folders, which must be the same everywhere: else a misspelt one would become a class of its own."""
+    """The class folders, which must be the same everywhere: otherwise a misspelt name would become a new class."""
     names = {parent: {path.name for path in subfolders(parent)} for parts in domains.values() for parent in parts}
     every = sorted(set().union(*names.values()))
     for parent, found in names.items():
         if missing := [name for name in every if name not in found]:
             raise DataError(
                 f"got {parent} without class folder {', '.join(missing)}; expected the same classes in every domain: "
-                f"{_LAYOUT}. Check the spelling, or make an empty folder for a class that this domain lacks."
+                f"{_LAYOUT}. Check the spelling, or create an empty folder for a class that this domain lacks."
             )
     if not every:
         raise DataError(
-            f"got {next(iter(domains)).parent} without class folders; expected {_LAYOUT}. Put the folders of the "
-            "classes into a folder for their domain, also if there is one domain only."
+            f"got {next(iter(domains)).parent} without class folders; expected {_LAYOUT}. Put the class folders "
+            "into a folder for their domain, even if there is only one domain."
         )
     return tuple(every)
 
@@ -220,11 +220,11 @@ def _samples(folder: Path, classes: tuple[str, ...], size: int) -> Samples:
 
 
 def split_domain(name: str, samples: Samples) -> Domain:
-    """A domain whose images come without parts: 80/20 within each class."""
+    """A domain whose images have no given parts, split 80/20 within each class."""
     train, test = stratified(samples.labels.numpy(), TEST_SHARE, SPLIT_SEED)
     if not len(test):
         raise DataError(
-            f"got one image per class in domain {name!r}; expected at least two of some class, to train and "
-            "to test on. Add images, or give the parts yourself as train/ and test/ folders."
+            f"got one image per class in domain {name!r}; expected at least two of some class, for training "
+            "and for testing. Add images, or provide train/ and test/ folders."
         )
     return Domain(name, samples.take(torch.from_numpy(train)), samples.take(torch.from_numpy(test)), name)

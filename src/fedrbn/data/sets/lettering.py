@@ -1,4 +1,4 @@
-"""Printed numbers: digits of the fonts that come with matplotlib, with the neighbours a longer number would have."""
+"""Printed numbers: digits in the fonts that come with matplotlib, with neighbouring digits as in a longer number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FONTS = (
     *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
     *("cmb10", "cmr10", "cmss10", "cmtt10"),
 )
-"""The shipped fonts whose digits look like digits; the others hold symbols, or digits of uneven height."""
+"""The shipped fonts with usable digits; the others contain symbols, or digits of uneven height."""
 
 BOLD = tuple(font for font in FONTS if "Bol" in font or font == "cmb10")
 
@@ -40,7 +40,7 @@ class Digits:
 @lru_cache
 def digits_of(fonts: tuple[str, ...]) -> Digits:
     """Every digit of these fonts at one common height, centred."""
-    import matplotlib as mpl  # noqa: PLC0415  (its files are wanted, and only by those who draw)
+    import matplotlib as mpl  # noqa: PLC0415  (only its font files are needed, and only for drawing)
 
     folder = Path(mpl.get_data_path()) / "fonts" / "ttf"
     drawn = [[_draw(folder / f"{font}.ttf", str(digit)) for digit in range(10)] for font in fonts]
@@ -62,19 +62,19 @@ def _draw(path: Path, digit: str) -> Image.Image:
 
 @dataclass(frozen=True)
 class Style:
-    """Ranges from which each number's look is drawn. Lengths are in frames, which span [-1, 1]."""
+    """The ranges for the random look of each number. Lengths are relative to the frame, which spans [-1, 1]."""
 
     fonts: tuple[str, ...]
     height: tuple[float, float]
     shift: float
-    """Largest distance of the labelled digit from the middle, along either axis."""
+    """Largest distance of the labelled digit from the centre, along each axis."""
     angle: float
-    """Largest turn to either side, in radians."""
+    """Largest rotation in either direction, in radians."""
     slant: float
     gap: tuple[float, float]
     """Space between neighbouring digits."""
     lengths: tuple[float, ...]
-    """Chances of numbers of 1, 2, 3 … digits; the labelled digit is any one of them."""
+    """Probabilities of numbers with 1, 2, 3 … digits; the labelled digit is a random one of them."""
 
 
 def numbers(labels: Tensor, style: Style, size: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:

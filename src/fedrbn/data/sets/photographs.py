@@ -1,8 +1,8 @@
 """Prepared photographs: Office-Caltech10, and the ten classes of DomainNet that FedBN and the paper use.
 
-Each domain is a file `<domain>.npz` with the image files one after the other in `jpeg_data` (uint8), where each begins
-in `offsets`, and `labels` that index `class_names`. DomainNet's files also say in `test` (bool) which images are the
-test part; Office-Caltech10 has no parts of its own, and each class is split 80/20, always the same way.
+Each domain is a file `<domain>.npz` with the concatenated image files in `jpeg_data` (uint8), their start positions in
+`offsets`, and `labels` that index `class_names`. In DomainNet's files, `test` (bool) marks the images of the test part.
+Office-Caltech10 has no published parts, so each class is split 80/20, always the same way.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _ARRAYS = ("jpeg_data", "offsets", "labels", "class_names")
 
 
 def office_caltech10(image_size: int | None = None) -> DataSet:
-    """Amazon, Caltech, DSLR and Webcam photographs of ten kinds of object, from $FEDRBN_DATA/office_caltech10."""
+    """Amazon, Caltech, DSLR and Webcam photographs of ten classes of objects, from $FEDRBN_DATA/office_caltech10."""
     return _photographs("office-caltech10", "office_caltech10", OFFICE_DOMAINS, _ARRAYS, image_size)
 
 
 def domainnet(image_size: int | None = None) -> DataSet:
-    """Photographs and drawings of ten kinds of thing in six styles, from $FEDRBN_DATA/domainnet."""
+    """Photographs and drawings of ten classes of objects in six styles, from $FEDRBN_DATA/domainnet."""
     return _photographs("domainnet", "domainnet", DOMAINNET_DOMAINS, (*_ARRAYS, "test"), image_size)
 
 
