@@ -14,20 +14,20 @@ from pydantic.fields import FieldInfo
 from fedrbn.builtin import OWN
 from fedrbn.builtin.data_sets import AVAILABLE, FOLDER, OWN_DATA, folder_named
 from fedrbn.builtin.shipped import SHIPPED
+from fedrbn.config.federation import FederationConfig
 from fedrbn.config.plugins import is_reference
 from fedrbn.config.schema import (
     AttackConfig,
     DataConfig,
     FaultsConfig,
-    FederationConfig,
     MaliceConfig,
     MethodConfig,
     ModelConfig,
     PrivacyConfig,
     RunConfig,
-    Section,
     TrainConfig,
 )
+from fedrbn.config.section import Section
 from fedrbn.config.text import parse_toml, require_known, toml_value
 from fedrbn.config.wording import choices, explained
 from fedrbn.errors import ConfigError

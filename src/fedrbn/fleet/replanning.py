@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from fedrbn.config import Experiment
-from fedrbn.config.schema import DutiesConfig
+from fedrbn.config.federation import DutiesConfig
 from fedrbn.errors import ConfigError
 from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.methods import Method

@@ -29,8 +29,8 @@ from fedrbn.flower.roster import Guest, Lobby
 from fedrbn.flower.settings import FlowerConfig, Values, experiment_of
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.recovery import recover
+from fedrbn.runs.round_loop import train_and_evaluate
 from fedrbn.runs.store import place
-from fedrbn.runs.train import train_and_evaluate
 from fedrbn.types import Role
 
 
