@@ -28,12 +28,13 @@ from fedrbn.data.declared import PAPER, Scale, declared
 from fedrbn.data.samples import Client, Samples
 from fedrbn.errors import ConfigError, FederationError
 from fedrbn.federated.aggregation.layout import Layout
-from fedrbn.federated.assemble import Assembly, PreparedExperiment, assemble
+from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import Method
 from fedrbn.federated.objectives import Fractional, OneStep, Standard
+from fedrbn.federated.prepared import PreparedExperiment
 from fedrbn.federated.protocol import Failure, Round, Train
 from fedrbn.federated.schedule import Phase
 from fedrbn.federated.server import Plan

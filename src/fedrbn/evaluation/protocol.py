@@ -23,14 +23,14 @@ from fedrbn.config import Experiment
 from fedrbn.errors import FederationError
 from fedrbn.evaluation import checklist
 from fedrbn.evaluation.accuracy import Accuracy, Deployment, deployment_name
-from fedrbn.evaluation.checklist import Check, Evidence
+from fedrbn.evaluation.checklist import Evidence, check_line
 from fedrbn.evaluation.provenance import precision_name, versions
-from fedrbn.evaluation.records import EvaluationRecord
+from fedrbn.evaluation.records import CheckRecord, EvaluationRecord
 from fedrbn.evaluation.summary import columns, summary
-from fedrbn.federated.assemble import PreparedExperiment
 from fedrbn.federated.executors import malice
 from fedrbn.federated.options import configure
 from fedrbn.federated.prediction import predicting_branch
+from fedrbn.federated.prepared import PreparedExperiment
 from fedrbn.federated.privacy import accountant
 from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, ServerState
 from fedrbn.federated.server import round_of
@@ -91,7 +91,7 @@ def evaluate_clients(
     if unanswered:
         line["unanswered"] = unanswered
     if checks is not None:
-        line["checks"] = checklist.as_records(checks)
+        line["checks"] = checks
     stored = {
         f"{answer.client}/{column}": right
         for answer in plain
@@ -164,7 +164,7 @@ def _checks(
     attacks: Mapping[str, LogitsAttack],
     deployments: Mapping[str, Deployment],
     printed: list[Answers],
-) -> list[Check]:
+) -> list[CheckRecord]:
     """The check-list of what is printed. Clients are asked once more, now that it is known how many images each has."""
     eps = threat_eps(prepared)
     deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
@@ -186,13 +186,15 @@ def _checks(
     return checks + _branches_not_judged(prepared, attacks[main], deployed)
 
 
-def _branches_not_judged(prepared: PreparedExperiment, main: LogitsAttack, deployed: Mapping[str, str]) -> list[Check]:
+def _branches_not_judged(
+    prepared: PreparedExperiment, main: LogitsAttack, deployed: Mapping[str, str]
+) -> list[CheckRecord]:
     """A line for each robust accuracy that is printed of a branch which does not predict."""
     if isinstance(main, EXPENSIVE):
         return []
     others = [branch.value for branch in prepared.plan.method.branches if {branch.value} != set(deployed.values())]
     return [
-        Check(
+        check_line(
             "the branch that does not predict is judged",
             None,
             f"judge it with --predict {branch}",

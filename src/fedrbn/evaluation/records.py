@@ -158,14 +158,19 @@ class UserRecord(Line):
 
 
 class CheckRecord(Line):
-    """A line of the check-list of warning signs; see `fedrbn.evaluation.checklist.Check`."""
+    """A line of the check-list of warning signs (`fedrbn.evaluation.checklist`)."""
 
     name: str
     passed: bool | None
+    """None if it was not measured."""
     detail: str
+    """What was measured, or why it was not."""
     allowed: str = ""
+    """The threshold."""
     why: str = ""
+    """What it means if the line fails."""
     column: str = ""
+    """The robust accuracy that the line judges, by its name in the record (`ra`, `ra[aa]` …); empty: all of them."""
 
 
 class MacsRecord(Line):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -22,10 +22,12 @@ from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.aggregation.rules import aggregation
 from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.malice import from_config as malice_of
-from fedrbn.federated.executors.processes import processes, unsendable
+from fedrbn.federated.executors.processes import processes
+from fedrbn.federated.executors.sendable import unsendable
 from fedrbn.federated.executors.serial import in_this_process
 from fedrbn.federated.methods import Method
-from fedrbn.federated.options import _resolved, configure
+from fedrbn.federated.options import configure, with_method_options
+from fedrbn.federated.prepared import Outline
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
 from fedrbn.federated.protocol import Execute, ServerState
 from fedrbn.federated.server import Plan
@@ -123,7 +125,7 @@ def assemble(
         experiment = experiment.model_copy(update={"federation": own})
     attack = from_config(experiment.attack)
     method = configure(experiment.method, attack)
-    experiment = _resolved(experiment, method)
+    experiment = with_method_options(experiment, method)
     device = pick_device(experiment.run.device)
     source = load_data(experiment.data) if data is None else data
     federation = build_federation(source, experiment.federation, experiment.run.seed)
@@ -248,61 +250,3 @@ def _only_here(experiment: Experiment, workers: int, *parts: object) -> tuple[st
             f"because only they can be given up. {remedy}"
         )
     return (f"clients run in this process, because of {why}. {remedy}",)
-
-
-@dataclass(frozen=True)
-class Outline:
-    """What the server knows of the data of a federation: names and shapes, never an image."""
-
-    classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    labels: dict[str, str]
-    """How tables name each domain."""
-    validation: bool
-    """Whether any client has images to validate on."""
-
-
-class PreparedExperiment(Protocol):
-    """An experiment with everything built that the server works with. It holds no data."""
-
-    @property
-    def experiment(self) -> Experiment:
-        """The resolved experiment."""
-
-    @property
-    def attack(self) -> Attack:
-        """The attack of the config."""
-
-    @property
-    def adversary(self) -> LogitsAttack:
-        """The attack of the config, as evaluation calls it."""
-
-    @property
-    def net(self) -> DualNet:
-        """The network's structure and its initial weights."""
-
-    @property
-    def precision(self) -> torch.dtype | None:
-        """The type that training computes in, if it is not float32."""
-
-    @property
-    def plan(self) -> Plan:
-        """With whom, by which method, for how many rounds."""
-
-    @property
-    def outline(self) -> Outline:
-        """What the server knows of the data."""
-
-    @property
-    def forgiving(self) -> bool:
-        """Whether a client that cannot be evaluated is noted and left out, as where clients come and go; else it is an
-        error."""
-
-    def remarks(self, state: ServerState) -> dict[str, Any]:
-        """What records say besides of the state after a round, as JSON values."""
-
-    def with_plan(self, plan: Plan) -> PreparedExperiment:
-        """The same experiment with another plan."""
-
-    def samples_digest(self) -> str:
-        """Twelve hex digits that name the test samples of all clients and their order."""

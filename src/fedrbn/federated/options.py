@@ -205,10 +205,10 @@ def _replaced(value: Any, **wanted: Any) -> Any:
 
 def resolved(experiment: Experiment) -> Experiment:
     """The experiment with the method's own values where its config left them open; equal runs have equal keys."""
-    return _resolved(experiment, configure(experiment.method, from_config(experiment.attack)))
+    return with_method_options(experiment, configure(experiment.method, from_config(experiment.attack)))
 
 
-def _resolved(experiment: Experiment, method: Method) -> Experiment:
+def with_method_options(experiment: Experiment, method: Method) -> Experiment:
     """The experiment with the method's own values where its config left them open, and without AT users if the method
     has none: then all values of `federation.at` are the same run."""
     values = {"name": experiment.method.name, **settings(method)}

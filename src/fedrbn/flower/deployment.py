@@ -15,8 +15,9 @@ from fedrbn.config import Dirichlet, Experiment
 from fedrbn.data.digests import digest_of_all
 from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import layout
-from fedrbn.federated.assemble import Outline, PreparedExperiment, build_network, build_plan
+from fedrbn.federated.assemble import build_network, build_plan
 from fedrbn.federated.options import configure
+from fedrbn.federated.prepared import Outline, PreparedExperiment
 from fedrbn.federated.protocol import MOST_CAUSE, ServerState
 from fedrbn.federated.server import Plan, donors
 from fedrbn.fleet.probe import workload

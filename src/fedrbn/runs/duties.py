@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedrbn.federated.assemble import PreparedExperiment
+from fedrbn.federated.prepared import PreparedExperiment
 from fedrbn.fleet.probe import workload
 from fedrbn.fleet.replanning import ensure_replannable, next_duties, recorded
 from fedrbn.runs.directory import RunDirectory

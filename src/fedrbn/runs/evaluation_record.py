@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedrbn.cost.count import cost_of
 from fedrbn.evaluation.protocol import EvaluationSettings, evaluate_clients
 from fedrbn.evaluation.records import EvaluationRecord
-from fedrbn.federated.assemble import PreparedExperiment
+from fedrbn.federated.prepared import PreparedExperiment
 from fedrbn.federated.protocol import Execute, ServerState
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.privacy_spent import privacy_spent

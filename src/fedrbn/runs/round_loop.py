@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from fedrbn.errors import StorageError
 from fedrbn.evaluation.protocol import origin_of
-from fedrbn.federated.assemble import PreparedExperiment
 from fedrbn.federated.divergence import diverging, first_losses_of
+from fedrbn.federated.prepared import PreparedExperiment
 from fedrbn.federated.protocol import Execute, ServerState
 from fedrbn.federated.server import RoundReport, initial_state, misfit, play_round
 from fedrbn.federated.uploads.collection import TooFewClientsError, listed

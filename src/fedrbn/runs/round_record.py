@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedrbn.evaluation.records import RoundRecord
-from fedrbn.federated.assemble import PreparedExperiment
+from fedrbn.federated.prepared import PreparedExperiment
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import RoundReport
 from fedrbn.federated.uploads.collection import listed

@@ -13,7 +13,8 @@ from fedrbn.data.samples import DataSet, Federation
 from fedrbn.errors import HardwareError, StorageError
 from fedrbn.evaluation.protocol import EvaluationSettings
 from fedrbn.evaluation.results import Evaluation
-from fedrbn.federated.assemble import Assembly, PreparedExperiment, assemble
+from fedrbn.federated.assemble import Assembly, assemble
+from fedrbn.federated.prepared import PreparedExperiment
 from fedrbn.federated.protocol import Execute, Job, Result, Round, ServerState
 from fedrbn.federated.training.memory import forgotten, missing
 from fedrbn.federated.uploads.validation import malformed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fedrbn.evaluation.accuracy import Accuracy, deployment_name
 from fedrbn.evaluation.protocol import ask_all, main_label
 from fedrbn.evaluation.summary import validation_summary
-from fedrbn.federated.assemble import PreparedExperiment
 from fedrbn.federated.prediction import selecting_branch
+from fedrbn.federated.prepared import PreparedExperiment
 from fedrbn.federated.protocol import Execute, ServerState
 from fedrbn.types import Member, Role
 
