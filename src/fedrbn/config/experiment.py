@@ -102,7 +102,7 @@ def make(values: Mapping[str, Any]) -> Experiment:
         "method": _given_name(values, "method", MethodConfig().name) != MethodConfig().name,
         "model": network and _given_name(values, "model", network) != network,  # a width is for the network it is with
     }
-    return _validated(_merged({section: own for section, own in defaults.items() if not unfit.get(section)}, values))
+    return from_values(_merged({section: own for section, own in defaults.items() if not unfit.get(section)}, values))
 
 
 def _data_defaults(name: str) -> Mapping[str, Mapping[str, Any]]:
@@ -131,12 +131,15 @@ def _given_name(values: Mapping[str, Any], section: str, default: str) -> str:
 
 def from_toml(text: str) -> Experiment:
     """The experiment that `Experiment.to_toml` wrote: nothing is filled in from a data set's defaults."""
-    return _validated(parse_toml(text))
+    return from_values(parse_toml(text))
 
 
 def from_values(values: Mapping[str, Any]) -> Experiment:
     """The experiment that `Experiment.deciding` described: nothing is filled in from a data set's defaults."""
-    return _validated(values)
+    try:
+        return Experiment.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explained(error.errors(), Experiment)) from None
 
 
 def read(path: Path | str) -> dict[str, Any]:
@@ -180,13 +183,6 @@ def _merged(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(own, Mapping):
             result[section] = {**own, **values} if isinstance(values, Mapping) else values
     return result
-
-
-def _validated(values: Mapping[str, Any]) -> Experiment:
-    try:
-        return Experiment.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explained(error.errors(), Experiment)) from None
 
 
 def reference() -> list[tuple[str, str, str, str]]:

@@ -16,7 +16,7 @@ from fedrbn.config import DataConfig
 from fedrbn.data import AVAILABLE, Description
 from fedrbn.data.samples import DataSet, Domain, Samples
 
-Scale: TypeAlias = Literal["paper"]
+DeclaredSizes: TypeAlias = Literal["paper"]
 """Whose sizes to use instead of those of our own files."""
 
 _CLASSES = 10
@@ -33,7 +33,7 @@ PAPER: Mapping[str, Description] = {
 """The sizes behind the paper's cost column, recovered from its numbers."""
 
 
-def declared(config: DataConfig, scale: Scale | None = None) -> DataSet | None:
+def declared(config: DataConfig, scale: DeclaredSizes | None = None) -> DataSet | None:
     """The stand-in for the data of a config; None if nobody has declared how many images there are."""
     description = (AVAILABLE if scale is None else PAPER).get(config.name)
     if description is None or not description.train:

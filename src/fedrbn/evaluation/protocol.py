@@ -30,7 +30,7 @@ from fedrbn.evaluation.summary import columns, summary
 from fedrbn.federated.executors import malice
 from fedrbn.federated.options import configure
 from fedrbn.federated.prediction import predicting_branch
-from fedrbn.federated.prepared import PreparedExperiment
+from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.privacy import accountant
 from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, ServerState
 from fedrbn.federated.server import round_of
@@ -72,7 +72,7 @@ def evaluate_clients(
     def questions(member: Member) -> tuple[Question, ...]:
         return _questions(plan.method.branches, settings, attacks, deployments[member.id], threat_eps(prepared))
 
-    answers, unanswered = ask_all(prepared, state, "test", questions, execute, settings.samples)
+    answers, unanswered = collect_answers(prepared, state, "test", questions, execute, settings.samples)
     checks = _checks(prepared, state, execute, settings, attacks, deployments, answers) if settings.checks else None
     main = next(iter(attacks))
     deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
@@ -175,7 +175,7 @@ def _checks(
         images = share.get(member.id, 0)
         return checklist.questions(deployments[member.id], attacks, eps, images) if images else ()
 
-    measured, _ = ask_all(prepared, state, "test", questions, execute, settings.samples)
+    measured, _ = collect_answers(prepared, state, "test", questions, execute, settings.samples)
     first = {answer.client: answer.correct for answer in printed}
     answers = [replace(answer, correct=first[answer.client] | answer.correct) for answer in measured]
     limited = settings.samples is not None and settings.samples in available.values()
@@ -214,7 +214,7 @@ def _eps(experiment: Experiment, adversary: LogitsAttack) -> float:
     return experiment.attack.eps if known is None else known
 
 
-def ask_all(
+def collect_answers(
     prepared: PreparedExperiment,
     state: ServerState,
     part: Literal["validation", "test"],

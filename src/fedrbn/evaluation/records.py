@@ -24,7 +24,7 @@ def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
     return value
 
 
-Number: TypeAlias = Annotated[float, WrapValidator(_as_written), SerializeAsAny()]
+JsonNumber: TypeAlias = Annotated[float, WrapValidator(_as_written), SerializeAsAny()]
 
 
 class Line(BaseModel):
@@ -70,7 +70,7 @@ class Origin(Line):
     data: str = ""
     attack: str = ""
     """The main attack, which `ra` stands for, by its label."""
-    eps: Number | None = None
+    eps: JsonNumber | None = None
     """Of the attack in the config, in pixels."""
     threat: str = ""
     predict: str = ""
@@ -84,17 +84,17 @@ class RoundRecord(Origin):
 
     round: int
     """Rounds count from 1."""
-    lr: Number | None = None
-    clients: dict[str, dict[str, Number]]
+    lr: JsonNumber | None = None
+    clients: dict[str, dict[str, JsonNumber]]
     """Of each client whose update counted, what it measured: loss, seconds …"""
     failures: Failures = ()
     warning: str = ""
     """That training diverges, and where."""
-    duties: dict[str, dict[str, Number | None]] | None = None
+    duties: dict[str, dict[str, JsonNumber | None]] | None = None
     """What each client did, where that can change from round to round."""
-    validation: dict[str, Number | None] | None = None
+    validation: dict[str, JsonNumber | None] | None = None
     """See `validated`; None if it was not this round's turn."""
-    seconds: Number = 0.0
+    seconds: JsonNumber = 0.0
 
     @property
     def losses(self) -> dict[str, float]:
@@ -135,7 +135,7 @@ class RoundRecord(Origin):
 class AttackRecord(Line):
     """An attack of an evaluation."""
 
-    eps: Number | None
+    eps: JsonNumber | None
     settings: str
     in_config: bool = False
     """Whether it is the attack of the run's config."""
@@ -176,15 +176,15 @@ class CheckRecord(Line):
 class MacsRecord(Line):
     """Multiply-accumulates in the paper's count and as our code executes them."""
 
-    paper: Number
-    actual: Number
+    paper: JsonNumber
+    actual: JsonNumber
 
 
 class BytesRecord(Line):
     """What travels from and to the server."""
 
-    down: Number
-    up: Number
+    down: JsonNumber
+    up: JsonNumber
 
 
 class TrafficRecord(Line):
@@ -219,12 +219,12 @@ class EvaluationRecord(Origin):
     """How tables name the domains."""
     samples_digest: str
     users: dict[str, UserRecord]
-    domains: dict[str, dict[str, Number]]
-    mean: dict[str, Number]
-    interval: dict[str, Annotated[tuple[Number, Number], Strict(False)]]
+    domains: dict[str, dict[str, JsonNumber]]
+    mean: dict[str, JsonNumber]
+    interval: dict[str, Annotated[tuple[JsonNumber, JsonNumber], Strict(False)]]
     """95 %, of the mean."""
     samples: dict[str, int]
-    worst_domain: dict[str, Number]
+    worst_domain: dict[str, JsonNumber]
     unanswered: dict[str, str] = {}
     """Clients that could not be evaluated, and why."""
     checks: Annotated[tuple[CheckRecord, ...], Strict(False)] | None = None

@@ -17,7 +17,7 @@ from fedrbn.data.digests import digest_of, digest_of_all
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import DataSet, Federation
 from fedrbn.errors import ConfigError
-from fedrbn.federated import memory
+from fedrbn.federated import memory_need
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.aggregation.rules import aggregation
 from fedrbn.federated.executors.host import ClientHost
@@ -27,7 +27,7 @@ from fedrbn.federated.executors.sendable import unsendable
 from fedrbn.federated.executors.serial import in_this_process
 from fedrbn.federated.methods import Method
 from fedrbn.federated.options import configure, with_method_options
-from fedrbn.federated.prepared import Outline
+from fedrbn.federated.prepared_experiment import Outline
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
 from fedrbn.federated.protocol import Execute, ServerState
 from fedrbn.federated.server import Plan
@@ -81,7 +81,7 @@ class Assembly:
         """Here every client can be evaluated; one that cannot be has a bug."""
         return False
 
-    def remarks(self, state: ServerState) -> dict[str, Any]:  # noqa: ARG002
+    def record_extras(self, state: ServerState) -> dict[str, Any]:  # noqa: ARG002
         """Nothing: here is nobody to distrust."""
         return {}
 
@@ -108,7 +108,7 @@ class Assembly:
 
 
 def assemble(
-    experiment: Experiment, network: nets.Source | None = None, data: DataSet | Federation | None = None
+    experiment: Experiment, network: nets.NetworkSource | None = None, data: DataSet | Federation | None = None
 ) -> Assembly:
     """Load the data, divide it among clients, build attack, method and network; wrong requests fail here.
 
@@ -177,7 +177,7 @@ def build_network(
     method: Method,
     classes: int,
     image_shape: tuple[int, int, int],
-    network: nets.Source | None = None,
+    network: nets.NetworkSource | None = None,
 ) -> DualNet:
     """The network that the experiment names, or the one given, as the method trains it."""
     model = experiment.model
@@ -228,8 +228,8 @@ def _ensure_weights_fit(model: ModelConfig, classes: int, image_shape: tuple[int
     size = nets.state_bytes(model.name, classes, model.width, image_shape)
     if size is None:
         return
-    memory.ensure_fits(
-        memory.of_weights(size, workers),
+    memory_need.ensure_fits(
+        memory_need.of_weights(size, workers),
         f"network {model.name!r} for images of {image_shape[1]} x {image_shape[2]} pixels ({size / 1e6:,.0f} MB of "
         f"weights) with {workers} worker(s)",
         "Set data.image_size = 64, or model.name = 'resnet18', whose size does not depend on the images', or a smaller "

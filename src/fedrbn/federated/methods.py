@@ -130,7 +130,7 @@ class Method:
         return self.at_training if role is Role.AT and self.at_training is not None else self.training
 
     def remembers(self, role: Role) -> bool:
-        """Whether a client of this role is known to carry something on from round to round (`federated.memory`)."""
+        """Whether a client of this role is known to remember something from round to round (`training.memory`)."""
         return bool(getattr(self.training_of(role), "remembers", False))
 
     @property

@@ -23,13 +23,15 @@ from fedrbn.errors import FedRBNError, NetworkError
 from fedrbn.nets.check import cause
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, plain, single
 
-__all__ = ["NETWORKS", "Affine", "DualNet", "Source", "build", "dual", "plain", "single", "state_bytes"]
+__all__ = ["NETWORKS", "Affine", "DualNet", "NetworkSource", "build", "dual", "plain", "single", "state_bytes"]
 
-Source: TypeAlias = nn.Module | Callable[..., object]
+NetworkSource: TypeAlias = nn.Module | Callable[..., object]
 """A ready network, or what makes one: a function, or the class of a network."""
 
 
-def build(source: str | Source, classes: int, width: float, image_shape: tuple[int, int, int], seed: int) -> nn.Module:
+def build(
+    source: str | NetworkSource, classes: int, width: float, image_shape: tuple[int, int, int], seed: int
+) -> nn.Module:
     """A network for images of (channels, height, width) pixels, with weights decided by `seed` alone.
 
     `source` is a key of `NETWORKS`, or `package.module:object` for one's own, or such an object itself: a ready
@@ -71,10 +73,10 @@ def state_bytes(name: str, classes: int, width: float, image_shape: tuple[int, i
     return sum(int(tensor.nbytes) for tensor in net.state_dict().values())
 
 
-def _source(name: str) -> Source:
+def _source(name: str) -> NetworkSource:
     """The factory or ready network behind a name."""
     if name in NETWORKS:
-        factory: Source = NETWORKS[name].load()
+        factory: NetworkSource = NETWORKS[name].load()
         return factory
     if name == GIVEN:
         raise given_again("network")

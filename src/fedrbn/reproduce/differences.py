@@ -15,7 +15,7 @@ from fedrbn.reproduce.experiment_cells import Cell
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Tensors
 
-Answers: TypeAlias = dict[str, Tensors]
+ClientAnswers: TypeAlias = dict[str, Tensors]
 """Of each client, whether each test sample was right, under a column's name."""
 
 
@@ -82,7 +82,7 @@ def _difference(cell: Cell, base: Cell, metric: str, text: str, other: str, stor
     return Difference(cell.part, cell.column, metric, cell.row, base.row, seeds, *counts, outcome.p)
 
 
-def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[Answers, Answers] | None:
+def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[ClientAnswers, ClientAnswers] | None:
     """What two runs answered, each in one of its columns, if both were asked about the same images attacked alike."""
     here, there = reading.evaluation(ours[0]), reading.evaluation(theirs[0])
     if ours == theirs or here is None or there is None:
@@ -93,7 +93,7 @@ def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[Answers, An
     return (first, second) if first and second else None
 
 
-def _answers(path: Path, text: str, attack: str) -> Answers:
+def _answers(path: Path, text: str, attack: str) -> ClientAnswers:
     """The answers behind a number of the evaluation that ended the training; empty for what is no accuracy of it."""
     column = text.replace("ra", f"ra[{attack}]", 1) if text.startswith("ra") else text
     found = RunDirectory(path).answers(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedrbn.cost.count import cost_of
 from fedrbn.evaluation.protocol import EvaluationSettings, evaluate_clients
 from fedrbn.evaluation.records import EvaluationRecord
-from fedrbn.federated.prepared import PreparedExperiment
+from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.protocol import Execute, ServerState
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.privacy_spent import privacy_spent
@@ -25,7 +25,7 @@ def evaluate_and_record(
     if watcher:
         watcher.evaluating(len(prepared.plan.members))
     evaluated, answers = evaluate_clients(prepared, state, execute, settings or EvaluationSettings())
-    added = {"cost": cost_of(prepared), **prepared.remarks(state)}
+    added = {"cost": cost_of(prepared), **prepared.record_extras(state)}
     added |= privacy_spent(prepared, directory, len(rounds(directory)))
     recorded_in = trained_in(directory)
     if recorded_in is not None:  # perhaps on another machine

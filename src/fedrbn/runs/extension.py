@@ -16,7 +16,7 @@ from fedrbn.config import Experiment
 from fedrbn.errors import ConfigError
 from fedrbn.federated.methods import Method
 from fedrbn.federated.options import configure
-from fedrbn.federated.prepared import PreparedExperiment
+from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.privacy.accountant import privacy_record
 from fedrbn.runs.checkpoint import Checkpoint, DamagedError, encode, read
 from fedrbn.runs.directory import CHECKPOINTS, RunDirectory

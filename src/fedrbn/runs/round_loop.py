@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from fedrbn.errors import StorageError
 from fedrbn.evaluation.protocol import origin_of
 from fedrbn.federated.divergence import diverging, first_losses_of
-from fedrbn.federated.prepared import PreparedExperiment
+from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.protocol import Execute, ServerState
-from fedrbn.federated.server import RoundReport, initial_state, misfit, play_round
+from fedrbn.federated.server import RoundReport, initial_state, play_round, state_mismatch
 from fedrbn.federated.uploads.collection import TooFewClientsError, listed
 from fedrbn.hardware import one_thread
 from fedrbn.runs import rounds_csv
@@ -23,7 +23,7 @@ from fedrbn.runs.evaluation_record import evaluate_and_record
 from fedrbn.runs.privacy_spent import note_attempt
 from fedrbn.runs.records import rounds
 from fedrbn.runs.round_record import round_record
-from fedrbn.runs.validation import validate, validation_due
+from fedrbn.runs.validation_score import validate, validation_due
 from fedrbn.runs.watcher import Watcher
 from fedrbn.types import Role
 
@@ -126,7 +126,7 @@ def _roles(prepared: PreparedExperiment) -> dict[str, Role]:
 
 
 def _ensure_fit(prepared: PreparedExperiment, state: ServerState, path: Path) -> None:
-    wrong = misfit(state, prepared.net, prepared.plan)
+    wrong = state_mismatch(state, prepared.net, prepared.plan)
     if wrong:
         raise StorageError(
             f"got the checkpoint of {path} with {wrong}; expected that of this experiment. It is of another network or "

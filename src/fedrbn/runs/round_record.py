@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedrbn.evaluation.records import RoundRecord
-from fedrbn.federated.prepared import PreparedExperiment
+from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import RoundReport
 from fedrbn.federated.uploads.collection import listed
@@ -26,7 +26,7 @@ def round_record(
 ) -> RoundRecord:
     """What is written of the round that led to this state; what did not happen in it is left out."""
     line: dict[str, Any] = {**origin, "round": state.round, "lr": report.lr, "clients": report.clients}
-    line |= prepared.remarks(state) | duties_record(prepared.experiment, prepared.plan.members)
+    line |= prepared.record_extras(state) | duties_record(prepared.experiment, prepared.plan.members)
     line |= privacy_spent(prepared, directory, state.round)
     if report.failures:
         line["failures"] = listed(report.failures)

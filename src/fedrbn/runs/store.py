@@ -10,7 +10,7 @@ from fedrbn.federated.options import resolved
 from fedrbn.runs.directory import RunDirectory
 
 
-def place(store: Path, experiment: Experiment, prefix: str = "") -> Path:
+def run_folder(store: Path, experiment: Experiment, prefix: str = "") -> Path:
     """The folder of an experiment's run, whether it is there yet or not.
 
     A run under the shorter name that earlier versions gave is found too. A folder of the right name that holds another

@@ -14,12 +14,12 @@ from fedrbn.errors import HardwareError, StorageError
 from fedrbn.evaluation.protocol import EvaluationSettings
 from fedrbn.evaluation.results import Evaluation
 from fedrbn.federated.assemble import Assembly, assemble
-from fedrbn.federated.prepared import PreparedExperiment
+from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.protocol import Execute, Job, Result, Round, ServerState
 from fedrbn.federated.training.memory import forgotten, missing
 from fedrbn.federated.uploads.validation import malformed
 from fedrbn.hardware import one_thread
-from fedrbn.nets import Source
+from fedrbn.nets import NetworkSource
 from fedrbn.runs.checkpoint import Checkpoint
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.duties import with_next_duties
@@ -29,14 +29,14 @@ from fedrbn.runs.overview import ensure_ready
 from fedrbn.runs.records import evaluations, trained_in
 from fedrbn.runs.recovery import recover, tidy
 from fedrbn.runs.round_loop import Revise, train_and_evaluate
-from fedrbn.runs.watcher import OnRound, Watcher, telling
+from fedrbn.runs.watcher import OnRound, Watcher, combined_watcher
 
 
 def run(
     experiment: Experiment,
     path: Path | str,
     *,
-    network: Source | None = None,
+    network: NetworkSource | None = None,
     data: DataSet | Federation | None = None,
     force: bool = False,
     progress: bool = False,
@@ -59,16 +59,16 @@ def run(
             warnings.warn(hint, stacklevel=2)
     with (
         RunDirectory.creating(Path(path), assembly.experiment, force=force) as directory,
-        telling(experiment.method.name, progress=progress, on_round=on_round, watcher=watcher) as told,
+        combined_watcher(experiment.method.name, progress=progress, on_round=on_round, watcher=watcher) as combined,
     ):
         recover(directory)
-        return Evaluation(_finish(assembly, directory, told))
+        return Evaluation(_finish(assembly, directory, combined))
 
 
 def resume(
     path: Path | str,
     *,
-    network: Source | None = None,
+    network: NetworkSource | None = None,
     data: DataSet | Federation | None = None,
     rounds: int | None = None,
     workers: int | None = None,
@@ -96,15 +96,15 @@ def resume(
         if rounds is not None:
             rewrite_origin(directory, assembly)
         title = directory.experiment().method.name
-        with telling(title, progress=progress, on_round=on_round, watcher=watcher) as told:
-            return Evaluation(_finish(assembly, directory, told))
+        with combined_watcher(title, progress=progress, on_round=on_round, watcher=watcher) as combined:
+            return Evaluation(_finish(assembly, directory, combined))
 
 
 def evaluate(
     path: Path | str,
     settings: EvaluationSettings | None = None,
     *,
-    network: Source | None = None,
+    network: NetworkSource | None = None,
     data: DataSet | Federation | None = None,
     workers: int | None = None,
     progress: bool = False,
@@ -123,10 +123,14 @@ def evaluate(
             )
         assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
         prepared = with_next_duties(assembly, directory)
-        telling_all = telling("evaluate", progress=progress, watcher=watcher)
-        with telling_all as told, one_thread(), assembly.executor() as execute:
-            watched = _watched(execute, told)
-            return Evaluation(evaluate_and_record(prepared, directory, chosen.state, watched, settings, told).to_json())
+        with (
+            combined_watcher("evaluate", progress=progress, watcher=watcher) as combined,
+            one_thread(),
+            assembly.executor() as execute,
+        ):
+            watched = _watched(execute, combined)
+            record = evaluate_and_record(prepared, directory, chosen.state, watched, settings, combined)
+        return Evaluation(record.to_json())
 
 
 def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None) -> dict[str, Any]:

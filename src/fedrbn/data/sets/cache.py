@@ -15,7 +15,7 @@ import torch
 from fedrbn.data.prepared import read_arrays
 from fedrbn.data.samples import Samples
 
-Parts = tuple[Samples, Samples]
+TrainAndTest = tuple[Samples, Samples]
 """The train and the test part of a domain."""
 
 
@@ -44,7 +44,7 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path("~/.cache").expanduser()) / "fedrbn"
 
 
-def cached(key: str, expected: Expected, make: Callable[[], Parts]) -> Parts:
+def cached(key: str, expected: Expected, make: Callable[[], TrainAndTest]) -> TrainAndTest:
     """The parts stored under this key, or newly made ones, which are then stored if the folder can be written."""
     path = cache_folder() / f"{key}.npz"
     stored = _read(path, expected)
@@ -56,7 +56,7 @@ def cached(key: str, expected: Expected, make: Callable[[], Parts]) -> Parts:
     return parts
 
 
-def _read(path: Path, expected: Expected) -> Parts | None:
+def _read(path: Path, expected: Expected) -> TrainAndTest | None:
     """The stored parts, or None if there are none or anything about them is not as expected."""
     try:
         archive = read_arrays(path, ("train_images", "train_labels", "test_images", "test_labels"))
@@ -69,7 +69,7 @@ def _read(path: Path, expected: Expected) -> Parts | None:
     return (train, test) if expected.fits(train, expected.train) and expected.fits(test, expected.test) else None
 
 
-def _write(path: Path, parts: Parts) -> None:
+def _write(path: Path, parts: TrainAndTest) -> None:
     """Write beside the target and rename: readers see the whole file or none."""
     train, test = parts
     path.parent.mkdir(parents=True, exist_ok=True)

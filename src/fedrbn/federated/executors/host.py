@@ -25,7 +25,7 @@ class ClientHost:
     clients: dict[str, Client]
     net: DualNet
     store: Path | None = None
-    """Where clients keep what a method has to remember from round to round; see `federated.memory`."""
+    """Where clients keep what a method has to remember from round to round; see `federated.training.memory`."""
     privacy: Privacy = field(default_factory=Privacy)
     """What clients do to their uploads before they leave."""
 

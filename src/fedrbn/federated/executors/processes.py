@@ -21,9 +21,9 @@ import torch
 import torch.multiprocessing as mp
 
 from fedrbn.errors import FederationError
+from fedrbn.federated.executors.grouping import EvaluationGroups, JobGroup, PartMerger, perform_group
 from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.shared_memory import BorrowedBuffers, Returned, SharedBuffers, packed, share, unpacked
-from fedrbn.federated.executors.together import Group, Together, Whole, perform_all
 from fedrbn.federated.protocol import Execute, Failure, Job, Result, Round
 from fedrbn.hardware import keep_memory
 
@@ -42,7 +42,7 @@ def processes(host: ClientHost, workers: int) -> Iterator[Execute]:
     try:
         for worker in pool:
             worker.start()
-        together = Together(host)
+        together = EvaluationGroups(host)
         yield lambda round_, jobs: _dispatch(pool, buffers, together, round_, jobs)
     finally:
         for worker in pool:
@@ -50,14 +50,14 @@ def processes(host: ClientHost, workers: int) -> Iterator[Execute]:
 
 
 def _dispatch(
-    pool: Sequence[_Worker], buffers: SharedBuffers, together: Together, round_: Round, jobs: Iterable[Job]
+    pool: Sequence[_Worker], buffers: SharedBuffers, together: EvaluationGroups, round_: Round, jobs: Iterable[Job]
 ) -> Iterator[Result]:
     """One group of jobs at a time to each worker; whoever is done gets the next."""
     for worker in pool:
         worker.drop()  # a round that was abandoned: its late answers must not be taken for answers to this one
     buffers.take_back()  # so nobody looks at the weights of an earlier round any more
     round_ = replace(round_, shared=buffers.put(round_.shared).views() if round_.shared else {})
-    whole = Whole(jobs)
+    whole = PartMerger(jobs)
     waiting = together.grouped(round_, whole)
     for worker, group in zip(pool, waiting, strict=False):
         worker.take(_Task(round_, group))
@@ -69,7 +69,7 @@ def _dispatch(
                 if following is not None:
                     worker.take(_Task(round_, following))
                 parts = zip(task.group, results, strict=True)
-                yield from (found for part, result in parts if (found := whole.whole(part, result)) is not None)
+                yield from (found for part, result in parts if (found := whole.add(part, result)) is not None)
 
 
 def _with_news(busy: Sequence[_Worker]) -> list[_Worker]:
@@ -98,7 +98,7 @@ class _Task(NamedTuple):
     """Jobs that are done together and the round they belong to."""
 
     round: Round
-    group: Group
+    group: JobGroup
 
     def failed(self, cause: str) -> list[Result]:
         return [Failure(part.job.client, self.round.number, cause) for part in self.group]
@@ -269,6 +269,6 @@ def _work(line: Any, host: ClientHost) -> None:
                 buffers.take_back(message)
             elif round_ is not None:
                 jobs = [unpacked(each) for each in message]
-                line.send([packed(result, buffers) for result in perform_all(host, round_, jobs)])
+                line.send([packed(result, buffers) for result in perform_group(host, round_, jobs)])
         except (EOFError, ConnectionError):  # the parent has closed the line, perhaps without waiting for the answer
             return

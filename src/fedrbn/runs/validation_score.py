@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fedrbn.evaluation.accuracy import Accuracy, deployment_name
-from fedrbn.evaluation.protocol import ask_all, main_label
+from fedrbn.evaluation.protocol import collect_answers, main_label
 from fedrbn.evaluation.summary import validation_summary
 from fedrbn.federated.prediction import selecting_branch
-from fedrbn.federated.prepared import PreparedExperiment
+from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.protocol import Execute, ServerState
 from fedrbn.types import Member, Role
 
@@ -32,5 +32,5 @@ def validate(prepared: PreparedExperiment, state: ServerState, execute: Execute)
         member.id: f"{label if member.role is Role.AT else 'clean'}@{deployment_name(branches[member.id])}"
         for member in plan.members
     }
-    answers, _ = ask_all(prepared, state, "validation", question, execute)
+    answers, _ = collect_answers(prepared, state, "validation", question, execute)
     return validation_summary(answers, plan.members, keys)

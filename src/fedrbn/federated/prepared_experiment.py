@@ -62,7 +62,7 @@ class PreparedExperiment(Protocol):
         """Whether a client that cannot be evaluated is noted and left out, as where clients come and go; else it is an
         error."""
 
-    def remarks(self, state: ServerState) -> dict[str, Any]:
+    def record_extras(self, state: ServerState) -> dict[str, Any]:
         """What records say besides of the state after a round, as JSON values."""
 
     def with_plan(self, plan: Plan) -> PreparedExperiment:

@@ -37,11 +37,11 @@ class JobPart(NamedTuple):
     job: Job
 
 
-Group: TypeAlias = tuple[JobPart, ...]
+JobGroup: TypeAlias = tuple[JobPart, ...]
 """Parts that are done together."""
 
 
-class Together:
+class EvaluationGroups:
     """How the jobs of a host's clients are grouped."""
 
     def __init__(self, host: ClientHost) -> None:
@@ -51,9 +51,9 @@ class Together:
         self._personal = {n for each in names for n in (*each.statistics, each.count, *each.affine)}
         self._shapes = {name: tensor.shape for name, tensor in tensors(host.net).items()}
 
-    def grouped(self, round_: Round, jobs: Iterable[Job]) -> Iterator[Group]:
+    def grouped(self, round_: Round, jobs: Iterable[Job]) -> Iterator[JobGroup]:
         """All jobs in parts: training at once and one by one, evaluations once all of them are known."""
-        alone: list[Group] = []
+        alone: list[JobGroup] = []
         together: dict[int, list[tuple[JobPart, int]]] = defaultdict(list)
         for number, job in enumerate(jobs):
             if not (isinstance(job, Evaluate) and job.questions):
@@ -108,7 +108,7 @@ def _looked_at(question: Question, images: int) -> int:
     return images if question.limit is None else min(images, question.limit)
 
 
-def _cut(parts: Sequence[tuple[JobPart, int]]) -> list[Group]:
+def _cut(parts: Sequence[tuple[JobPart, int]]) -> list[JobGroup]:
     """Neighbours in groups of about as many images each, about `GROUP` at most."""
     total = sum(images for _, images in parts)
     count = max(1, math.ceil(total / GROUP))
@@ -121,7 +121,7 @@ def _cut(parts: Sequence[tuple[JobPart, int]]) -> list[Group]:
     return [tuple(group) for group in groups if group]
 
 
-def perform_all(host: ClientHost, round_: Round, jobs: Sequence[Job]) -> list[Result]:
+def perform_group(host: ClientHost, round_: Round, jobs: Sequence[Job]) -> list[Result]:
     """Do the jobs of a group: a single one as ever, several evaluations together."""
     asked = [job for job in jobs if isinstance(job, Evaluate)]
     if len(jobs) == 1 or len(asked) < len(jobs):
@@ -146,7 +146,7 @@ def _asking(host: ClientHost, round_: Round, job: Evaluate) -> Callable[[Network
     return lambda net: answers(net, host.clients[job.client], round_, job)
 
 
-class Whole:
+class PartMerger:
     """Puts the parts of each client's answers together, in the order of its questions."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
@@ -160,7 +160,7 @@ class Whole:
             self._questions[number] = len(job.questions) if isinstance(job, Evaluate) else 0
             yield job
 
-    def whole(self, part: JobPart, result: Result) -> Result | None:
+    def add(self, part: JobPart, result: Result) -> Result | None:
         """The result of the whole job, if this was its last part. One part that failed is the failure of the job."""
         found = self._found[part.number]
         found.append((part, result))

@@ -26,7 +26,7 @@ from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Member, Tensors
 
 
-def counted(members: Sequence[Member]) -> tuple[Member, ...]:
+def capped_samples(members: Sequence[Member]) -> tuple[Member, ...]:
     """The members with the samples that they count for: none more than twice the median, as in the robust rules.
 
     With two members nothing is cut, because nothing tells which of them is right.

@@ -10,7 +10,7 @@ from rich.text import Text
 from fedrbn.runs.printable import printable
 
 
-class Page(Console):
+class SafeConsole(Console):
     """A console that reads no markup and no emoji codes in text, and passes on no escape sequence of it.
 
     Every text in a table, its title and its caption included, is rendered by `render_str`.
