@@ -18,7 +18,7 @@ from fedrbn.data.samples import Samples
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy
 from fedrbn.evaluation.diagnosis import Diagnosis
 from fedrbn.federated.aggregation.layout import Local
-from fedrbn.federated.executors import lockstep, together
+from fedrbn.federated.executors import grouping, lockstep
 from fedrbn.federated.executors.grouping import EvaluationGroups
 from fedrbn.federated.executors.host import ClientHost, perform
 from fedrbn.federated.executors.serial import serial
@@ -106,8 +106,8 @@ def test_questions_about_many_images_stay_with_their_client() -> None:
 def test_groups_have_as_many_images_each() -> None:
     """50 clients of 20 images are 1,000: four groups of up to 256, of 12 or 13 clients each."""
     job = Evaluate("c", {}, "test", ())
-    parts = [(together.JobPart(number, 0, job), 20) for number in range(50)]
-    groups = together._cut(parts)
+    parts = [(grouping.JobPart(number, 0, job), 20) for number in range(50)]
+    groups = grouping._cut(parts)
     assert [len(group) for group in groups] == [12, 13, 12, 13]
     assert [part.number for group in groups for part in group] == list(range(50))
 
