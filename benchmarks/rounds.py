@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,10 @@ def plain_users() -> list[User]:
 
 
 @contextmanager
-def plain_loop() -> Iterator[Callable[[], None]]:
-    """Users one after another in a separate process with PyTorch's default threads."""
+def in_own_process(play_rounds: Callable[[Any], None]) -> Iterator[Callable[[], None]]:
+    """A process that plays a round on each call; `play_rounds` gets the line to this one."""
     line, theirs = mp.get_context("spawn").Pipe()
-    process = mp.get_context("spawn").Process(target=_loop, args=(theirs,), daemon=True)
+    process = mp.get_context("spawn").Process(target=play_rounds, args=(theirs,), daemon=True)
     process.start()
     line.recv()
 
@@ -86,6 +86,11 @@ def plain_loop() -> Iterator[Callable[[], None]]:
     yield play
     line.send(None)
     process.join(timeout=10)
+
+
+def plain_loop() -> AbstractContextManager[Callable[[], None]]:
+    """Users one after another in a process of its own with PyTorch's default threads."""
+    return in_own_process(_loop)
 
 
 def _loop(line: Any) -> None:
@@ -168,21 +173,9 @@ def federation(precision: torch.dtype | None = None) -> tuple[ClientHost, Plan, 
     return ClientHost(clients, in_precision(fast(net), precision)), plan, initial_state(net, plan)
 
 
-@contextmanager
-def our_own_process() -> Iterator[Callable[[], None]]:
-    """`federate` in one process, as in `fedrbn run --workers 1`, independent of the caller's threads."""
-    line, theirs = mp.get_context("spawn").Pipe()
-    process = mp.get_context("spawn").Process(target=_federate, args=(theirs,), daemon=True)
-    process.start()
-    line.recv()
-
-    def play() -> None:
-        line.send("go")
-        line.recv()
-
-    yield play
-    line.send(None)
-    process.join(timeout=10)
+def our_own_process() -> AbstractContextManager[Callable[[], None]]:
+    """`federate` in one process as `fedrbn run --workers 1` does it, whatever threads its caller has."""
+    return in_own_process(_federate)
 
 
 def _federate(line: Any) -> None:
@@ -265,19 +258,12 @@ def main(repeats: int = 3) -> None:
     cpu = {name: statistics.median(each[name].cpu for each in taken) for name in ways}
     rate = statistics.median(rates)
     arithmetic = 2 * IMAGES * (AT * PRODUCTS["AT"] + (USERS - AT) * PRODUCTS["PNC"]) / rate / WORKERS
+    default, two = "plain, default threads", "plain, two workers"
     rows = [
-        Row("whole rounds, times the plain loop with default threads", wall[first] / wall["ours"], "x", 1.8)
-        if first == "plain, default threads"
-        else Row("whole rounds, times the plain loop in two workers", wall[first] / wall["ours"], "x", 1.4)
-        for first in ("plain, default threads", "plain, two workers")
-    ]
-    rows += [
-        Row(
-            "the same in CPU seconds (for a busy machine), default threads",
-            cpu["plain, default threads"] / cpu["ours"],
-            "x",
-        ),
-        Row("the same in CPU seconds, two workers", cpu["plain, two workers"] / cpu["ours"], "x"),
+        Row("whole rounds, times the plain loop with default threads", wall[default] / wall["ours"], "x", 1.8),
+        Row("whole rounds, times the plain loop in two workers", wall[two] / wall["ours"], "x", 1.4),
+        Row("the same in CPU seconds (for a busy machine), default threads", cpu[default] / cpu["ours"], "x"),
+        Row("the same in CPU seconds, two workers", cpu[two] / cpu["ours"], "x"),
         Row("share of the machine's matrix rate, by the clock", arithmetic / wall["ours"], "", 0.85),
         Row("share of the machine's matrix rate, by CPU seconds", WORKERS * arithmetic / cpu["ours"], ""),
         Row("CPU seconds outside client work, share of a round", 1 - work / cpu["ours"], "", 0.05, "less"),
@@ -291,7 +277,7 @@ def main(repeats: int = 3) -> None:
         ),
         Row(
             "whole rounds in bfloat16, times the plain loop in two workers",
-            wall["plain, two workers"] / wall["bfloat16"] if "bfloat16" in wall else None,
+            wall[two] / wall["bfloat16"] if "bfloat16" in wall else None,
             "x",
         ),
     ]

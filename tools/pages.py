@@ -15,7 +15,8 @@ from typing import Any
 
 from fedrbn.reproduce import claims, claims_page, experiment_cells
 from fedrbn.reproduce.differences import Difference
-from fedrbn.reproduce.table import Number, difference_grid, printed_number, shown_mean
+from fedrbn.reproduce.table import Number
+from fedrbn.reproduce.table_text import difference_grid, printed_number, shown_mean
 
 ROOT = Path(__file__).parent.parent
 PAGES = (

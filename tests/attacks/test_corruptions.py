@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedrbn.attacks.corruptions import KINDS, Corruption, Kind, Oblivious
+from fedrbn.attacks.corruptions import KINDS, Corruption, CorruptionKind, Oblivious
 
 
 def seed(number: int = 0) -> torch.Generator:
@@ -16,7 +16,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @every_kind
 @pytest.mark.parametrize("shape", [(3, 3, 32, 32), (2, 1, 28, 28), (1, 3, 20, 24)], ids=str)
-def test_stays_in_the_pixel_range_and_grows_with_severity(kind: Kind, shape: tuple[int, ...]) -> None:
+def test_stays_in_the_pixel_range_and_grows_with_severity(kind: CorruptionKind, shape: tuple[int, ...]) -> None:
     patches = torch.rand(*shape[:2], 4, 4, generator=seed(1)).round()
     x = F.interpolate(patches, size=shape[2:], mode="bilinear").clamp(0, 1)  # like a photograph: mostly smooth
     changes = []
@@ -32,7 +32,7 @@ def test_stays_in_the_pixel_range_and_grows_with_severity(kind: Kind, shape: tup
 
 
 @every_kind
-def test_a_sample_is_corrupted_on_its_own_and_deterministically(kind: Kind) -> None:
+def test_a_sample_is_corrupted_on_its_own_and_deterministically(kind: CorruptionKind) -> None:
     x = torch.rand(4, 3, 16, 16, generator=seed(1), dtype=torch.float64)
     corruption = Corruption(kind)
     both = corruption(x, seed())
@@ -104,7 +104,7 @@ def test_an_oblivious_adversary_asks_nothing() -> None:
 
 
 @every_kind
-def test_an_empty_batch_stays_empty(kind: Kind) -> None:
+def test_an_empty_batch_stays_empty(kind: CorruptionKind) -> None:
     assert Corruption(kind)(torch.empty(0, 1, 8, 8), seed()).shape == (0, 1, 8, 8)
 
 

@@ -92,3 +92,17 @@ def test_the_flower_app_carries_licence_and_readme(tmp_path: Path) -> None:
     with zipfile.ZipFile(made) as archive:
         assert {"LICENSE", "README.md", "pyproject.toml"} <= set(archive.namelist())
     assert (ROOT / "flower/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_architecture_page_names_files_that_exist() -> None:
+    page, package = (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), ROOT / "src/fedrbn"
+    files = set(re.findall(r"`([\w/]+\.(?:py|toml))(?::\w+)?`", page))
+    known = [
+        str(path.relative_to(ROOT))
+        for folder in (package, ROOT / "tools", ROOT / "tests")
+        for path in folder.rglob("*.*")
+    ]
+    # inside the steps of a walk a file is named without the folder before it, such as `executors/lockstep.py`
+    missing = [name for name in files if not any(path.endswith(f"/{name}") or path == name for path in known)]
+    assert len(files) > 50
+    assert missing == []

@@ -16,7 +16,8 @@ from fedrbn.data.samples import Samples
 from fedrbn.data.sets.digits_mini import digits_mini
 from fedrbn.evaluation import checklist
 from fedrbn.evaluation.accuracy import Accuracy, logits_of
-from fedrbn.evaluation.checklist import IMAGES, Check, Evidence, judge, most, shares
+from fedrbn.evaluation.checklist import IMAGES, Evidence, judge, most, shares
+from fedrbn.evaluation.records import CheckRecord
 from fedrbn.federated.objectives import Adversarial
 from fedrbn.federated.protocol import Answers
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, dual
@@ -87,19 +88,19 @@ def printed(net: DualNet, test: Samples, deployment: Branch, attack: LogitsAttac
     return Accuracy(deployment, "a", attack, radius=checklist.radius(attack, EPS))(net, test, random())
 
 
-def verdicts(answers: Tensors, attack: LogitsAttack, deployment: Branch = Branch.NOISED) -> dict[str, Check]:
+def verdicts(answers: Tensors, attack: LogitsAttack, deployment: Branch = Branch.NOISED) -> dict[str, CheckRecord]:
     evidence = Evidence([Answers("one", 0, answers)], {"one": deployment.value})
     return {check.name: check for check in judge(evidence, {"ra": ("a", attack)}, EPS, CLASSES, IMAGES)}
 
 
 def examined(
     net: DualNet, test: Samples, attack: LogitsAttack = HONEST, deployment: Branch = Branch.NOISED
-) -> dict[str, Check]:
+) -> dict[str, CheckRecord]:
     answers = printed(net, test, deployment, attack) | measured(net, test, deployment, {"a": attack})
     return verdicts(answers, attack, deployment)
 
 
-def failed(checks: dict[str, Check]) -> set[str]:
+def failed(checks: dict[str, CheckRecord]) -> set[str]:
     return {name for name, check in checks.items() if check.passed is False}
 
 
@@ -276,7 +277,7 @@ MEASURED = {
 ADAPTIVE = {"a@noised adaptive": 78, "check reference 25.5/255@noised adaptive": 74}
 
 
-def judged(needed: int = 200, without: str = "", **changed: int) -> dict[str, Check]:
+def judged(needed: int = 200, without: str = "", **changed: int) -> dict[str, CheckRecord]:
     values = {f"{name}@noised": count for name, count in MEASURED.items() if name != without} | ADAPTIVE
     values |= {f"{name.replace('_', ' ')}@noised": count for name, count in changed.items()}
     answers = {name: torch.arange(200) < count for name, count in values.items()}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedrbn.config import ConfigError
-from fedrbn.federated.donors import Combine, Guard, capped, oddity
+from fedrbn.federated.donors import Combine, Guard, capped, deviation
 from fedrbn.federated.propagation import Propagation, Weighting, propagate
 from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
@@ -77,7 +77,7 @@ PERSONAL = {
 
 
 def odd(**donors: Tensors) -> list[float]:
-    return oddity({**PERSONAL, **donors}, "k", ["p", "q", "r", *donors], NAMES).tolist()  # type: ignore[no-any-return]
+    return deviation({**PERSONAL, **donors}, "k", ["p", "q", "r", *donors], NAMES).tolist()  # type: ignore[no-any-return]
 
 
 def test_oddity_is_the_distance_over_that_of_the_middle_voter() -> None:
@@ -105,8 +105,8 @@ def test_what_is_not_finite_or_has_no_variance_is_infinitely_odd(wrong: Tensors)
 def test_two_donors_are_judged_with_the_receiver_and_one_only_for_being_finite() -> None:
     """Voters 0 (k), 1 (p), 100: centre 1, distances 1, 0, 99; the middle one is 1."""
     far = {**PERSONAL, "m": client(100.0, 1.0)}
-    assert oddity(far, "k", ["p", "m"], NAMES).tolist() == pytest.approx([0.0, 99.0], abs=1e-2)
-    assert oddity(far, "k", ["m"], NAMES).tolist() == [0.0]
+    assert deviation(far, "k", ["p", "m"], NAMES).tolist() == pytest.approx([0.0, 99.0], abs=1e-2)
+    assert deviation(far, "k", ["m"], NAMES).tolist() == [0.0]
 
 
 def test_the_worst_layer_counts() -> None:
@@ -117,7 +117,7 @@ def test_the_worst_layer_counts() -> None:
         name: own | {f"b.{key}": value for key, value in client(mean_in_b[name], 1.0).items()}
         for name, own in {**PERSONAL, "m": client(2.0, 1.0)}.items()
     }
-    assert oddity(personal, "k", ["p", "q", "r", "m"], (*NAMES, *second))[-1].item() == pytest.approx(12, abs=1e-3)
+    assert deviation(personal, "k", ["p", "q", "r", "m"], (*NAMES, *second))[-1].item() == pytest.approx(12, abs=1e-3)
 
 
 def test_refused_donors_weigh_nothing_and_do_not_poison_the_rest() -> None:
@@ -144,7 +144,7 @@ def test_if_nobody_is_plausible_the_least_odd_donor_is_believed() -> None:
 
     personal = {"k": both(0.0, 0.0), "m": both(90.0, 1.0), "n": both(1.0, 40.0)}
     names = (*NAMES, *second)
-    assert oddity(personal, "k", ["m", "n"], names).tolist() == pytest.approx([89.0, 39.0], abs=1e-2)
+    assert deviation(personal, "k", ["m", "n"], names).tolist() == pytest.approx([89.0, 39.0], abs=1e-2)
     found = Guard(plausible=5.0).weights(rows([0.7, 0.3]), personal, ["k"], ["m", "n"], names)
     assert found.tolist() == [[0.0, 1.0]]
     unfit = {"k": PERSONAL["k"], "m": client(0.0, -1.0), "n": client(0.0, -1.0)}

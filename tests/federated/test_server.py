@@ -19,7 +19,7 @@ from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import Method, fatavg, fatavg_dbn, fatbn, fedrbn
 from fedrbn.federated.prediction import predicting_branch, selecting_branch
 from fedrbn.federated.protocol import Evaluate, Execute, Job, Result, Round, ServerState, Train, Upload
-from fedrbn.federated.server import Plan, donors, federate, initial_state, misfit
+from fedrbn.federated.server import Plan, donors, federate, initial_state, state_mismatch
 from fedrbn.nets.dual_bn import Affine
 from fedrbn.nets.state import load
 from fedrbn.types import Branch, Member, Role, Tensors
@@ -183,10 +183,10 @@ def test_a_velocity_of_another_network_is_a_misfit() -> None:
     todo, (*_, state) = trained(method, who)
     net = method.network(network())
     assert state.velocity.keys() == state.shared.keys()
-    assert misfit(state, net, todo) is None
+    assert state_mismatch(state, net, todo) is None
     name = next(iter(state.velocity))
-    assert "the velocity" in str(misfit(replace(state, velocity={name: torch.zeros(9, 9)}), net, todo))
-    assert "the velocity" in str(misfit(replace(state, velocity={"unknown": torch.zeros(1)}), net, todo))
+    assert "the velocity" in str(state_mismatch(replace(state, velocity={name: torch.zeros(9, 9)}), net, todo))
+    assert "the velocity" in str(state_mismatch(replace(state, velocity={"unknown": torch.zeros(1)}), net, todo))
 
 
 @pytest.mark.parametrize("select", [None, Branch.CLEAN, Branch.NOISED])

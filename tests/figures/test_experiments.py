@@ -17,7 +17,7 @@ from fedrbn.errors import FigureError
 from fedrbn.federated.options import resolved
 from fedrbn.figures import bars, catalogue, curves, lines, style
 from fedrbn.figures.sources import Request, results
-from fedrbn.reproduce import declarations, experiment_cells, reading, table
+from fedrbn.reproduce import declarations, experiment_cells, reading, table, table_text
 from fedrbn.reproduce.scales import SCALES
 from fedrbn.reproduce.table import Number
 from fedrbn.runs.directory import RunDirectory
@@ -35,7 +35,7 @@ def with_numbers(tmp_path: Path) -> WithNumbers:
         cells = experiment_cells.cells(declaration, SMOKE, seeds, data="digits-mini")
         empty = table.fill(declaration, cells, tmp_path / "store", SMOKE, "pixel", seeds)
         filled = replace(empty, numbers=tuple(replace(number, seeds=rule(number)) for number in empty.numbers))
-        table.write(filled, tmp_path / name)
+        table_text.write(filled, tmp_path / name)
         return Request(tmp_path / name / "table.json", tmp_path / "store", "smoke", data="digits-mini")
 
     return write

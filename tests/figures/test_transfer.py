@@ -11,7 +11,7 @@ import pytest
 from fedrbn.errors import FigureError
 from fedrbn.figures import catalogue, transfer
 from fedrbn.figures.sources import Request
-from fedrbn.reproduce import declarations, experiment_cells, reading, running, table
+from fedrbn.reproduce import declarations, experiment_cells, reading, running, table, table_text
 from fedrbn.reproduce.scales import SCALES
 
 SMOKE = SCALES["smoke"]
@@ -26,7 +26,7 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> Request:
     cells = experiment_cells.cells(declaration, SMOKE, data="digits-mini")
     outcomes = list(running.complete(running.tasks(cells), folder / "store", 1, SMOKE.subset))
     assert [outcome.error for outcome in outcomes] == [None] * 10
-    table.write(table.fill(declaration, cells, folder / "store", SMOKE, "pixel", (1,)), folder / "table")
+    table_text.write(table.fill(declaration, cells, folder / "store", SMOKE, "pixel", (1,)), folder / "table")
     return Request(folder / "table" / "table.json", folder / "store", "smoke", data="digits-mini")
 
 

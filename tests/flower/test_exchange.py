@@ -1,4 +1,4 @@
-"""Every letter gets exactly one answer, or a reason."""
+"""Every message gets exactly one answer, or a reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedrbn.flower import wire
 from fedrbn.flower.client_app import app
-from fedrbn.flower.exchange import CAUSES, Letter, Silence, exchange
+from fedrbn.flower.exchange import CAUSES, NoAnswer, OutgoingMessage, exchange
 
 from .in_process import InProcessGrid
 
@@ -23,17 +23,17 @@ def _echo(message: Message, context: object) -> Message:
     return Message(message.content, reply_to=message)
 
 
-def letters(*nodes: int) -> dict[str, Letter]:
-    return {f"c{node}": Letter(node, RecordDict({"order": ConfigRecord({"node": node})})) for node in nodes}
+def outgoing(*nodes: int) -> dict[str, OutgoingMessage]:
+    return {f"c{node}": OutgoingMessage(node, RecordDict({"order": ConfigRecord({"node": node})})) for node in nodes}
 
 
-def answers(grid: InProcessGrid, *nodes: int, deadline: float = 5.0) -> dict[str, RecordDict | Silence]:
-    found = list(exchange(grid, letters(*nodes), "train", group="1", deadline=deadline, poll=0.01))
+def answers(grid: InProcessGrid, *nodes: int, deadline: float = 5.0) -> dict[str, RecordDict | NoAnswer]:
+    found = list(exchange(grid, outgoing(*nodes), "train", group="1", deadline=deadline, poll=0.01))
     assert len(found) == len({key for key, _ in found}), "one answer each"
     return dict(found)
 
 
-def test_answers_find_their_letters_in_whatever_order_they_come() -> None:
+def test_answers_find_their_messages_in_whatever_order_they_come() -> None:
     class Reversed(InProcessGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
             return list(super().pull_messages(message_ids))[::-1]
@@ -64,16 +64,16 @@ def test_flowers_errors_become_reasons(code: int) -> None:
             return failed
 
     (reply,) = answers(Failing(echo, {7: {}}), 7).values()
-    assert isinstance(reply, Silence)
+    assert isinstance(reply, NoAnswer)
     assert CAUSES.get(code, "Flower reports an error") in reply.cause
     assert f"(code {code}): boom" in reply.cause
 
 
 def test_a_node_that_is_not_there_and_an_app_that_raises() -> None:
     found = answers(InProcessGrid(app, {1: {}}), 1, 2)
-    assert isinstance(found["c1"], Silence)
+    assert isinstance(found["c1"], NoAnswer)
     assert "raised an exception (code 2)" in found["c1"].cause, "the order cannot be read"
-    assert found["c2"] == Silence("the node has disconnected (code 5)")
+    assert found["c2"] == NoAnswer("the node has gone away (code 5)")
 
 
 def test_a_message_that_the_superlink_does_not_take() -> None:
@@ -82,7 +82,7 @@ def test_a_message_that_the_superlink_does_not_take() -> None:
             return list(super().push_messages(messages))[1:]
 
     found = answers(Choosy(echo, {1: {}, 2: {}}), 1, 2)
-    assert found["c1"] == Silence("the SuperLink did not accept the message")
+    assert found["c1"] == NoAnswer("the SuperLink did not take the message")
     assert isinstance(found["c2"], RecordDict)
 
 
@@ -92,7 +92,7 @@ def test_late_answers_are_not_waited_for() -> None:
             return []
 
     started = time.monotonic()
-    assert answers(Late(echo, {1: {}}), 1, deadline=0.1) == {"c1": Silence("no answer within 0.1 s")}
+    assert answers(Late(echo, {1: {}}), 1, deadline=0.1) == {"c1": NoAnswer("no answer within 0.1 s")}
     assert time.monotonic() - started < 5
 
 
@@ -101,7 +101,7 @@ def test_messages_pass_through_flowers_own_bytes() -> None:
     record = wire.packed({})
     grid = InProcessGrid(echo, {1: {}})
     ((_, reply),) = exchange(
-        grid, {"a": Letter(1, RecordDict({"shared": record}))}, "train", group="", deadline=1, poll=0.01
+        grid, {"a": OutgoingMessage(1, RecordDict({"shared": record}))}, "train", group="", deadline=1, poll=0.01
     )
     assert isinstance(reply, RecordDict)
     assert reply["shared"] == record

@@ -33,7 +33,7 @@ from fedrbn.flower.handshake import (
 )
 from fedrbn.flower.log import EventLog, events
 from fedrbn.flower.registry import ANYBODY, Identity, Registration, Registry, identities
-from fedrbn.flower.roster import Guest, Roster
+from fedrbn.flower.roster import Candidate, Roster
 from fedrbn.types import Duty, Member, Role
 
 from .in_process import InProcessGrid
@@ -166,7 +166,7 @@ def test_a_second_node_of_a_client_waits_until_the_first_has_left(tmp_path: Path
     """As when a node is started anew before the server has missed it, and has got another node id."""
     log = EventLog(tmp_path / "events.jsonl", echo=False)
     roster = Roster((), _registry(tmp_path), lambda nodes: dict.fromkeys(nodes, Role.ST.duty), lambda told: None, log)
-    first, second = (Guest(number, node("pen-0"), RecordDict()) for number in (1, 2))
+    first, second = (Candidate(number, node("pen-0"), RecordDict()) for number in (1, 2))
     roster.update({1, 2}, [first])
     roster.update({1, 2}, [second])
     roster.update({1, 2}, [])
@@ -183,10 +183,10 @@ def test_a_client_keeps_its_role_and_place(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl", echo=False)
     decided = {"pen-0": Role.AT.duty, "pen-1": Role.ST.duty, "pen-2": Role.ST.duty}
     roster = Roster((), _registry(tmp_path), lambda nodes: decided, lambda told: None, log)
-    roster.update({1, 2}, [Guest(1, node("pen-0"), RecordDict()), Guest(2, node("pen-1"), RecordDict())])
+    roster.update({1, 2}, [Candidate(1, node("pen-0"), RecordDict()), Candidate(2, node("pen-1"), RecordDict())])
     decided |= {"pen-0": Role.ST.duty}
-    roster.update({2, 3}, [Guest(3, node("pen-2"), RecordDict())])
-    roster.update({2, 3, 4}, [Guest(4, node("pen-0", samples=30), RecordDict())])
+    roster.update({2, 3}, [Candidate(3, node("pen-2"), RecordDict())])
+    roster.update({2, 3, 4}, [Candidate(4, node("pen-0", samples=30), RecordDict())])
     assert [(m.id, m.role, m.samples) for m in roster.members.values()] == [
         ("pen-0", Role.AT, 20),
         ("pen-1", Role.ST, 20),
@@ -216,7 +216,7 @@ class TestOwners:
 
     def test_another_node_cannot_take_the_place_of_a_client_that_is_away(self, tmp_path: Path) -> None:
         roster = self.roster(tmp_path)
-        owner, thief = (Guest(n, node("pen-0"), RecordDict(), KEYS[n]) for n in (1, 2))
+        owner, thief = (Candidate(n, node("pen-0"), RecordDict(), KEYS[n]) for n in (1, 2))
         roster.update({1}, [owner])
         roster.update({2}, [thief])
         assert roster.address("pen-0") is None
@@ -228,25 +228,25 @@ class TestOwners:
 
     def test_nor_wait_for_it_to_leave(self, tmp_path: Path) -> None:
         roster = self.roster(tmp_path)
-        roster.update({1}, [Guest(1, node("pen-0"), RecordDict(), KEYS[1])])
-        roster.update({1, 2}, [Guest(2, node("pen-0"), RecordDict(), KEYS[2])])
+        roster.update({1}, [Candidate(1, node("pen-0"), RecordDict(), KEYS[1])])
+        roster.update({1, 2}, [Candidate(2, node("pen-0"), RecordDict(), KEYS[2])])
         roster.update({2}, [])
         assert roster.address("pen-0") is None
         assert not roster.queue
 
     def test_nor_after_the_server_has_been_restarted(self, tmp_path: Path) -> None:
-        self.roster(tmp_path).update({1}, [Guest(1, node("pen-0"), RecordDict(), KEYS[1])])
+        self.roster(tmp_path).update({1}, [Candidate(1, node("pen-0"), RecordDict(), KEYS[1])])
         roster = self.roster(tmp_path)
-        roster.update({2}, [Guest(2, node("pen-0"), RecordDict(), KEYS[2])])
+        roster.update({2}, [Candidate(2, node("pen-0"), RecordDict(), KEYS[2])])
         assert roster.address("pen-0") is None
-        roster.update({2, 5}, [Guest(5, node("pen-0"), RecordDict(), KEYS[1])])
+        roster.update({2, 5}, [Candidate(5, node("pen-0"), RecordDict(), KEYS[1])])
         assert roster.address("pen-0") is not None
 
     def test_a_key_that_the_operator_has_renewed_is_the_owners_and_the_old_one_no_longer(self, tmp_path: Path) -> None:
         renewed = Identity(key="9" * 64, name="node-1")
         roster = self.roster(tmp_path)
-        roster.update({1}, [Guest(1, node("pen-0"), RecordDict(), KEYS[1])])
-        roster.update({4}, [Guest(4, node("pen-0", samples=50), RecordDict(), renewed)])
+        roster.update({1}, [Candidate(1, node("pen-0"), RecordDict(), KEYS[1])])
+        roster.update({4}, [Candidate(4, node("pen-0", samples=50), RecordDict(), renewed)])
         assert roster.address("pen-0") is not None
         assert _registry(tmp_path).entries["pen-0"] == Registration(key="9" * 64, name="node-1", samples=20)
         assert _registry(tmp_path).objection("pen-0", Identity(key="1" * 64)) is not None
@@ -254,8 +254,8 @@ class TestOwners:
     def test_without_keys_nobody_owns_a_client(self, tmp_path: Path) -> None:
         """As in a simulation, whose nodes have random ids and no keys."""
         roster = self.roster(tmp_path)
-        roster.update({1}, [Guest(1, node("pen-0"), RecordDict())])
-        roster.update({2}, [Guest(2, node("pen-0"), RecordDict())])
+        roster.update({1}, [Candidate(1, node("pen-0"), RecordDict())])
+        roster.update({2}, [Candidate(2, node("pen-0"), RecordDict())])
         assert roster.address("pen-0") == (2, roster.members["pen-0"])
 
     def test_a_damaged_file_is_refused(self, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedrbn.data.samples import DataSet
 from fedrbn.federated.aggregation.robust import bounded
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.flower import wire
-from fedrbn.flower.claims import counted
+from fedrbn.flower.claim_checks import capped_samples
 from fedrbn.flower.client_app import affordable
 from fedrbn.flower.deadline import DeadlineError, within
 from fedrbn.flower.log import events
@@ -102,8 +102,8 @@ def members(*samples: int) -> list[Member]:
     ],
 )
 def test_a_claim_counts_for_at_most_twice_the_median(claims: tuple[int, ...], expected: list[int]) -> None:
-    assert [member.samples for member in counted(members(*claims))] == expected
-    assert [member.samples for member in counted(members(*claims))] == bounded(claims), "as in the robust rules"
+    assert [member.samples for member in capped_samples(members(*claims))] == expected
+    assert [member.samples for member in capped_samples(members(*claims))] == bounded(claims), "as in the robust rules"
 
 
 @pytest.mark.parametrize("aggregation", ["mean", "median"])

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fedrbn.flower.log import EventLog, events
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """No file may grow beyond so many bytes: a write is cut off there, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+from full_disk import files_of_at_most
 
 
 def test_an_event_that_a_full_disk_has_no_room_for_stops_nothing_and_leaves_no_half_line(

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from fedrbn.attacks import Untargeted, attack_named, from_config
 from fedrbn.config import AttackConfig
-from fedrbn.config.schema import Section
+from fedrbn.config.section import Section
 from fedrbn.errors import MessageError, UploadError
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy
 from fedrbn.evaluation.diagnosis import Diagnosis

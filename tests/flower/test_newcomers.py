@@ -12,7 +12,7 @@ from fedrbn.attacks import PGD
 from fedrbn.federated.methods import fatavg, fedrbn
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import initial_state
-from fedrbn.flower.newcomers import welcomed
+from fedrbn.flower.newcomers import with_newcomers
 from fedrbn.types import Role, Tensors
 
 METHOD = fedrbn(PGD())
@@ -38,7 +38,7 @@ STATE = ServerState(
 def test_newcomers_start_from_the_mean_and_get_bn_a_of_the_donors() -> None:
     """BN_c: c0 has 10 samples and c1 has 30, so (10·1 + 30·5) / 40 = 4. BN_a: c0 is the only AT user that has trained,
     so 7; that of c1 is an estimate and does not count."""
-    state = welcomed(STATE, PLAN, NET, {})
+    state = with_newcomers(STATE, PLAN, NET, {})
     for client in ("c2", "c3"):
         torch.testing.assert_close(state.personal[client][CLEAN], torch.full((3,), 4.0))
         torch.testing.assert_close(state.personal[client][NOISED], torch.full((3,), 7.0))
@@ -50,7 +50,7 @@ def test_newcomers_start_from_the_mean_and_get_bn_a_of_the_donors() -> None:
 def test_what_a_client_has_kept_is_what_it_goes_on_with() -> None:
     """An ST client's BN_a is estimated anew in any case: 7 again, from the only donor. An AT client's is its own."""
     kept = {"c2": _batch_norm(2.5, 3.5), "c3": _batch_norm(2.0, 3.0)}
-    state = welcomed(STATE, PLAN, NET, kept)
+    state = with_newcomers(STATE, PLAN, NET, kept)
     for client, clean, noised in (("c2", 2.5, 7.0), ("c3", 2.0, 3.0)):
         torch.testing.assert_close(state.personal[client][CLEAN], torch.full((3,), clean))
         torch.testing.assert_close(state.personal[client][NOISED], torch.full((3,), noised))
@@ -79,23 +79,24 @@ def test_what_a_client_has_kept_passes_the_checks_of_an_upload(
     kept = _batch_norm(2.5, 3.5)
     refused: dict[str, str] = {}
     poisoned = kept | {name: torch.full_like(kept[name], value)}
-    state = welcomed(STATE, PLAN, NET, {client: poisoned}, refused.__setitem__)
+    state = with_newcomers(STATE, PLAN, NET, {client: poisoned}, refused.__setitem__)
     assert reason in refused[client]
     torch.testing.assert_close(state.personal[client][CLEAN], torch.full((3,), 4.0))
     torch.testing.assert_close(state.personal[client][NOISED], torch.full((3,), 7.0))
-    assert not welcomed(STATE, PLAN, NET, {client: kept}, refused.__setitem__).personal[client][CLEAN].eq(4.0).any()
+    sound = with_newcomers(STATE, PLAN, NET, {client: kept}, refused.__setitem__)
+    assert not sound.personal[client][CLEAN].eq(4.0).any()
 
 
 def test_before_anybody_has_trained_it_is_the_initial_network() -> None:
     fresh = replace(initial_state(NET, PLAN), personal={})
-    state = welcomed(fresh, PLAN, NET, {})
+    state = with_newcomers(fresh, PLAN, NET, {})
     for client, own in initial_state(NET, PLAN).personal.items():
         assert all(torch.equal(value, state.personal[client][name]) for name, value in own.items())
 
 
 def test_nobody_new_changes_nothing() -> None:
     known = initial_state(NET, PLAN)
-    assert welcomed(known, PLAN, NET, {}) is known
+    assert with_newcomers(known, PLAN, NET, {}) is known
 
 
 def test_methods_that_keep_nothing_local_have_little_to_give() -> None:
@@ -103,6 +104,6 @@ def test_methods_that_keep_nothing_local_have_little_to_give() -> None:
     net = method.network(network())
     chosen = plan(method, net, list(CLIENTS.values()))
     start = initial_state(net, chosen)
-    state = welcomed(replace(start, personal={"c0": start.personal["c0"]}, reported={"c0": 1}), chosen, net, {})
+    state = with_newcomers(replace(start, personal={"c0": start.personal["c0"]}, reported={"c0": 1}), chosen, net, {})
     assert set(state.personal) == set(CLIENTS)
     assert state.personal["c3"].keys() == start.personal["c3"].keys()

@@ -23,7 +23,7 @@ from fedrbn.federated.protocol import Answers, Evaluate, Failure, Job, Round, Tr
 from fedrbn.federated.server import initial_state
 from fedrbn.federated.uploads.validation import LARGEST_STATISTIC, UploadCheck, length, scratch
 from fedrbn.flower import wire
-from fedrbn.flower.claims import counted
+from fedrbn.flower.claim_checks import capped_samples
 from fedrbn.flower.client_app import affordable
 from fedrbn.flower.handshake import (
     Agreement,
@@ -36,7 +36,7 @@ from fedrbn.flower.handshake import (
 )
 from fedrbn.flower.instructions import EvaluateOrder, Order, TrainOrder, setup_for
 from fedrbn.flower.messages import Parts, job_of, order_records, reply_records, result_of, shared_record
-from fedrbn.flower.newcomers import welcomed
+from fedrbn.flower.newcomers import with_newcomers
 from fedrbn.flower.questions import attacks_in
 from fedrbn.flower.registry import Identity, Registry
 from fedrbn.flower.settings import NodeConfig
@@ -180,12 +180,12 @@ def try_introduction(records: RecordDict, folder: Path) -> str | None:
     afforded_duties({said.client: said}, WORKLOAD, 30.0)
     _try_identity(said, Registry(folder / "nodes.json"))
     newcomer = Member(said.client if said.client != "plain-0" else "pen-9", said.domain, Role.AT.duty, said.samples)
-    members = counted([*HONEST, newcomer])
+    members = capped_samples([*HONEST, newcomer])
     assert members[-1].samples <= 2 * max(member.samples for member in HONEST)
     plan = build_plan(CHOSEN, METHOD, NET, members, equal_sizes=False)
     assert (plan.schedule.steps() or 0) <= 2, "64 samples are two batches: what honest nodes are ordered"
     kept = {newcomer.id: wire.unpacked(records, "personal", PARTS.personal)} if said.finished is not None else {}
-    state = welcomed(replace(initial_state(NET, plan), personal={}), plan, NET, kept)
+    state = with_newcomers(replace(initial_state(NET, plan), personal={}), plan, NET, kept)
     for layer in NAMES.batch_norms:
         mean, variance = (state.personal[newcomer.id][name] for name in layer.statistics)
         assert bool((variance >= 0).all())

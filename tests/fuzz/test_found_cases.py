@@ -82,13 +82,13 @@ class TestDataFiles:
         with pytest.raises(ValueError, match=r"need 52\.7 GiB.*expected.*8\.0 GiB.*at most 398"):
             memory_limit.empty_images(9000, 1024)
         assert memory_limit.empty_images(10, 398).shape == (10, 398, 398, 3)
-        memory_limit.check_room(9000, 398)
+        memory_limit.check_memory(9000, 398)
         with pytest.raises(ValueError, match="expected"):
-            memory_limit.check_room(9000, 399)
+            memory_limit.check_memory(9000, 399)
 
     def test_where_the_system_does_not_say_nothing_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(memory_limit, "available_memory", lambda: None)
-        memory_limit.check_room(10**9, 1024)
+        memory_limit.check_memory(10**9, 1024)
 
     def test_the_system_says_how_much_memory_is_free(self) -> None:
         free = memory_limit.available_memory()

@@ -75,7 +75,7 @@ def test_one_test_image_is_enough_because_validation_images_are_held_out_too(tin
 
 def test_an_at_user_speaks_for_its_domain(trained: Path) -> None:
     clients = assemble(RunDirectory.open(trained).experiment()).federation.clients
-    found = bn_shift.speakers(reversed(clients))  # the second user of each domain is an ST user
+    found = bn_shift.one_user_per_domain(reversed(clients))  # the second user of each domain is an ST user
     assert len(found) == 5
     assert {client.role for client in found} == {Role.AT}
 

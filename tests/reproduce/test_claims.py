@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedrbn.config import ConfigError
-from fedrbn.reproduce import claims, claims_page, declarations, table, verdicts
+from fedrbn.reproduce import claims, claims_page, declarations, table_text, verdicts
 from fedrbn.reproduce.claims import Claim, CostCheck, Gap, Place, TableCheck
 from fedrbn.reproduce.differences import Difference
 from fedrbn.reproduce.experiment_cells import Threat
@@ -50,7 +50,7 @@ def write(
     """A table of the benchmark as `fedrbn reproduce` writes it, with two cells filled."""
     numbers = tuple(Number(*place, "digits", seeds, None) for place, seeds in ((FEDRBN, ours), (FATBN, theirs)))
     made = Table(declarations.read("benchmark"), numbers, {}, scale, threat, tuple(ours) or (1,), {})
-    table.write(replace(made, **changes), results / f"benchmark-{scale.name}-{threat}")
+    table_text.write(replace(made, **changes), results / f"benchmark-{scale.name}-{threat}")
 
 
 def verdict(results: Path) -> Verdict:

@@ -31,7 +31,7 @@ from fedrbn.federated.client import batches, steps_per_epoch
 from fedrbn.federated.options import resolved
 from fedrbn.federated.server import Plan
 from fedrbn.federated.training.meta import Meta
-from fedrbn.reproduce import declarations, domain_divergence, experiment_cells, reading, running, table
+from fedrbn.reproduce import declarations, domain_divergence, experiment_cells, reading, running, table, table_text
 from fedrbn.reproduce.declarations import Declaration, Part
 from fedrbn.reproduce.experiment_cells import Cell
 from fedrbn.reproduce.scales import SCALES, scaled
@@ -406,32 +406,32 @@ def filled(found: list[Cell], store: Path, seeds: tuple[int, ...] = (1, 2)) -> t
 def test_cells_that_were_not_run_are_empty_and_never_the_papers(tmp_path: Path) -> None:
     found = experiment_cells.cells(declarations.read("dirichlet"), SMOKE, data="digits-mini")
     made = table.fill(declarations.read("dirichlet"), found, tmp_path, SMOKE, "authors-release", [1])
-    page = table.markdown(made)
+    page = table_text.markdown(made)
     assert "| FedRBN |  | 53.1 |  | 84.4 |" in page
     assert "Threat model: authors-release" in page
     assert "nothing has run" in page
     assert "run on digits-mini in place of digits (plain for mnist" in page
     assert "nominally" in page
-    rows = list(csv.DictReader(io.StringIO(table.as_csv(made))))
+    rows = list(csv.DictReader(io.StringIO(table_text.as_csv(made))))
     assert [(row["mean"], row["std"], row["seeds"], row["paper"]) for row in rows[:2]] == [
         ("", "", "", "53.1"),
         ("", "", "", "84.4"),
     ]
-    assert all(number["mean"] is None for number in table.values(made)["numbers"])
+    assert all(number["mean"] is None for number in table_text.values(made)["numbers"])
 
 
 def test_mean_and_deviation_over_seeds_by_hand() -> None:
     number = table.Number("", "", "", "RA", "digits", {1: 50.0, 2: 52.0, 3: 54.0}, 55.8)
     assert (number.mean, number.std) == (52.0, 2.0)  # deviations −2, 0, 2: √(8 / 2)
-    assert table.shown_mean(number) == "52.0 ± 2.0"
-    assert table.shown_mean(number, wanted=4) == "52.0 ± 2.0 (3)", "of four seeds"
+    assert table_text.shown_mean(number) == "52.0 ± 2.0"
+    assert table_text.shown_mean(number, wanted=4) == "52.0 ± 2.0 (3)", "of four seeds"
     survivor = table.Number("", "", "", "RA", "digits", {1: 50.0}, None, {2: 7, 3: 4})
-    assert table.shown_mean(survivor, wanted=3) == "50.0 (1; stopped in round 7; stopped in round 4)"
-    assert table.shown_mean(table.Number("", "", "", "RA", "digits", {1: 0.58}, None)) == "0.6"
-    assert table.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.00612}, None)) == "0.00612"
-    assert table.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.4, 2: 0.4}, None)) == "0.4", "no ± 0"
-    assert table.shown_mean(table.Number("", "", "", "RA", "digits", {1: 0.4, 2: 0.4}, None)) == "0.4 ± 0.0"
-    assert [table.printed_number(value) for value in (62.0, 127.9, 1032.0, None)] == ["62.0", "127.9", "1032", ""]
+    assert table_text.shown_mean(survivor, wanted=3) == "50.0 (1; stopped in round 7; stopped in round 4)"
+    assert table_text.shown_mean(table.Number("", "", "", "RA", "digits", {1: 0.58}, None)) == "0.6"
+    assert table_text.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.00612}, None)) == "0.00612"
+    assert table_text.shown_mean(table.Number("", "", "", "T", "digits", {1: 0.4, 2: 0.4}, None)) == "0.4", "no ± 0"
+    assert table_text.shown_mean(table.Number("", "", "", "RA", "digits", {1: 0.4, 2: 0.4}, None)) == "0.4 ± 0.0"
+    assert [table_text.printed_number(value) for value in (62.0, 127.9, 1032.0, None)] == ["62.0", "127.9", "1032", ""]
 
 
 def test_deviations_that_the_paper_prints_stand_with_its_numbers(tmp_path: Path) -> None:
@@ -440,10 +440,10 @@ def test_deviations_that_the_paper_prints_stand_with_its_numbers(tmp_path: Path)
     assert cell("benchmark", "Digits", "FATBN", "All").paper_std == (None, None, None)
     declaration = declarations.read("office-caltech10")
     made = table.fill(declaration, cells("office-caltech10"), tmp_path, SCALES["paper"], "pixel", [1])
-    assert "| FATAvg |  | 0.6 ± 0.5 |  | 54.7 ± 3.8 |  | 13.3 ± 2.3 |  | 56.0 ± 2.6 |" in table.markdown(made)
-    first = next(csv.DictReader(io.StringIO(table.as_csv(made))))
+    assert "| FATAvg |  | 0.6 ± 0.5 |  | 54.7 ± 3.8 |  | 13.3 ± 2.3 |  | 56.0 ± 2.6 |" in table_text.markdown(made)
+    first = next(csv.DictReader(io.StringIO(table_text.as_csv(made))))
     assert (first["paper"], first["paper_std"]) == ("9.2", "3.4")
-    assert table.values(made)["numbers"][0]["paper_std"] == 3.4
+    assert table_text.values(made)["numbers"][0]["paper_std"] == 3.4
 
 
 def test_an_experiment_resumes_and_shares_its_store(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_an_experiment_resumes_and_shares_its_store(tmp_path: Path) -> None:
     assert (path / "last.safetensors").stat().st_mtime_ns == written, "a finished run was repeated"
     whole = filled(found, tmp_path)
     assert all(sorted(number.seeds) == [1, 2] for number in whole.numbers)
-    table.write(whole, tmp_path / "out")
+    table_text.write(whole, tmp_path / "out")
     assert json.loads((tmp_path / "out/table.json").read_text())["numbers"][0]["std"] is not None
     assert "±" in (tmp_path / "out/table.md").read_text()
     assert "torch" in (tmp_path / "out/table.csv").read_text()
@@ -474,7 +474,7 @@ def test_a_run_that_could_not_go_on_says_in_which_round(tmp_path: Path) -> None:
     directory.append("stops.jsonl", {"round": 3, "failures": []})
     made = filled(found, tmp_path, (1,))
     assert [number.stopped for number in made.numbers] == [{1: 3}, {1: 3}, {}, {}]
-    page = table.markdown(made)
+    page = table_text.markdown(made)
     assert f"| {found[0].row} | stopped in round 3 |" in page
     assert "Stopped: from that round on" in page
     for number in (1, 2, 3):
@@ -540,10 +540,10 @@ def test_rows_are_compared_sample_by_sample(tmp_path: Path) -> None:
     assert (clean.samples, clean.only_row) == (len(both[0]), int((both[0] & ~both[1]).sum()))
     assert clean.only_against == int((both[1] & ~both[0]).sum())
     assert clean.only_row + clean.only_against > 0, "the two methods answer alike, so that this test shows nothing"
-    page = table.markdown(made)
-    assert "Compared with FATBN, in points" in page
+    page = table_text.markdown(made)
+    assert "Against FATBN, in points" in page
     assert f"| FATAvg | {robust.mean:+.1f} ± {robust.std:.1f} (2; p" in page
-    assert table.values(made)["differences"][1]["mean"] == clean.mean
+    assert table_text.values(made)["differences"][1]["mean"] == clean.mean
 
 
 def small_part(declaration: Declaration) -> Part:

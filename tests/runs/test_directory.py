@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from fedrbn.runs.checkpoint import Best
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.recovery import StorageWarning, recover
 from fedrbn.types import Member, Role
+from full_disk import files_of_at_most
 
 
 @pytest.fixture
@@ -310,17 +310,6 @@ def test_a_best_state_that_is_gone_is_refused(directory: RunDirectory) -> None:
         recover(directory)
 
 
-@contextlib.contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """Within this block no file can grow beyond so many bytes: writing fails as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 WRITES: dict[str, Callable[[RunDirectory], None]] = {
     "last": lambda directory: directory.save("last", state(3), None),
     "best": lambda directory: directory.save("best", state(3), None),
@@ -335,8 +324,8 @@ def test_a_full_disk_is_an_error_with_a_remedy_and_what_was_there_stays(director
     write(directory, (1, 1), (2, 1))
     before = {path.name: path.read_bytes() for path in directory.path.iterdir()}
     with (
-        room_for(len(before["rounds.jsonl"]) + 5),
-        pytest.raises(StorageError, match=r"cannot be written \(File too large\); expected .* free some space"),
+        files_of_at_most(len(before["rounds.jsonl"]) + 5),
+        pytest.raises(StorageError, match=r"cannot be written \(File too large\); expected .* make room"),
     ):
         WRITES[what](directory)
     after = {path.name: path.read_bytes() for path in directory.path.iterdir()}

@@ -12,7 +12,7 @@ import pytest
 from federated.test_duties import TINY
 from fedrbn.config import Experiment, make
 from fedrbn.federated.assemble import assemble
-from fedrbn.fleet.replanning import recorded
+from fedrbn.fleet.replanning import recorded_duties
 from fedrbn.runs import train
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.duties import with_next_duties
@@ -87,7 +87,7 @@ def test_a_resumed_run_goes_on_with_the_recorded_plan(tmp_path: Path) -> None:
     assert [member.duty for member in next_round] == [Duty(lam=0.0), *[Role.AT.duty] * 3]
     train.resume(path)
     later = rounds(RunDirectory.open(path))
-    assert [recorded(record)["plain-0"] for record in later] == [Role.AT.duty] * 2 + [Duty(lam=0.0)] * 2
+    assert [recorded_duties(record)["plain-0"] for record in later] == [Role.AT.duty] * 2 + [Duty(lam=0.0)] * 2
     members, _, _ = RunDirectory.open(path).description()
     assert members[0] == replace(next_round[0])
 

@@ -16,7 +16,7 @@ from fedrbn.evaluation.records import RoundRecord
 from fedrbn.runs import extension
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.recovery import recover
-from fedrbn.runs.store import place
+from fedrbn.runs.store import run_folder
 from fedrbn.runs.sweep import SweepCell, complete
 
 SMALL: dict[str, Any] = {
@@ -114,15 +114,15 @@ def test_what_would_have_begun_otherwise_is_refused(
 
 def test_a_store_does_not_give_an_extended_run_for_the_shorter_one(three: Path, tmp_path: Path) -> None:
     experiment = RunDirectory.open(three).experiment()
-    assert place(tmp_path, experiment).name == f"fedrob-seed1-{experiment.key()}"
+    assert run_folder(tmp_path, experiment).name == f"fedrob-seed1-{experiment.key()}"
     former = tmp_path / experiment.former_run_name()
     shutil.copytree(three, former)
-    assert place(tmp_path, experiment) == former, "runs of earlier versions are found"
+    assert run_folder(tmp_path, experiment) == former, "runs of earlier versions are found"
     assert complete(SweepCell("", experiment), tmp_path)["key"] == experiment.key()
     with RunDirectory.open(former).locked():
         extension.extend(RunDirectory.open(former), 5)
-    with pytest.raises(StorageError, match=r"holds another experiment \(.*differs in train\.rounds"):
-        place(tmp_path, experiment)
+    with pytest.raises(StorageError, match=r"holds another experiment by now .*differs in train\.rounds"):
+        run_folder(tmp_path, experiment)
 
 
 def test_folders_are_named_by_method_lam_and_seed() -> None:

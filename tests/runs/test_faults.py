@@ -23,6 +23,7 @@ from fedrbn.runs import train as runs
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.display import Display
 from fedrbn.runs.recovery import StorageWarning, recover
+from fedrbn.runs.round_loop import train_and_evaluate
 from runs.test_train import Noting, assert_same_run
 
 Make = Callable[..., Experiment]
@@ -49,7 +50,7 @@ def train(
         recover(directory)
         if watcher:
             watcher.training(assembly, 0)
-        return runs.train_and_evaluate(assembly, directory, failing(execute, when), watcher)
+        return train_and_evaluate(assembly, directory, failing(execute, when), watcher)
 
 
 def test_a_client_that_fails_is_in_the_record_and_on_the_screen_and_the_run_is_finished(

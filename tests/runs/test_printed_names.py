@@ -10,7 +10,7 @@ import pytest
 from rich.table import Table
 
 from fedrbn.cli import output
-from fedrbn.runs.page import Page
+from fedrbn.runs.console import SafeConsole
 from fedrbn.runs.printable import printable
 from fuzz.cases import REFUSED, command
 
@@ -33,7 +33,7 @@ def test_tables_show_names_as_they_are(name: str) -> None:
     written = io.StringIO()
     table = Table(name, title=name, caption=name)
     table.add_row(name)
-    page = Page(width=100, file=written, force_terminal=False)
+    page = SafeConsole(width=100, file=written, force_terminal=False)
     page.print(table)
     page.print(name)
     assert written.getvalue().count(printable(name)) == 5

@@ -22,7 +22,7 @@ from fedrbn.attacks.protocols import Logits, check_images
 from fedrbn.config.text import length_hint
 from fedrbn.errors import AttackError
 
-Part: TypeAlias = Literal["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"]
+AttackPart: TypeAlias = Literal["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"]
 """One attack of the ensemble; a trailing -t means targeted at the nine likeliest wrong classes."""
 
 _PARTS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
@@ -41,7 +41,7 @@ class AutoAttack:
     eps: float = 8 / 255
     version: Literal["standard", "plus", "rand"] = "standard"
     """standard is the published one; plus adds untargeted parts and restarts; rand is for randomised networks."""
-    only: tuple[Part, ...] | None = None
+    only: tuple[AttackPart, ...] | None = None
     """Run only these parts, with their settings in this version; None runs all parts of the version."""
     queries: int = 5000
     """Forward passes of Square; fewer than 5000 are faster, but weaker than the published attack."""
@@ -117,8 +117,8 @@ def square(eps: float = 8 / 255, queries: int = 5000) -> AutoAttack:
 
 
 def apgd(eps: float = 8 / 255, loss: Literal["ce", "dlr", "t"] = "ce") -> AutoAttack:
-    """Only APGD: 100 steps of adaptive size on the cross-entropy, the DLR loss or the targeted DLR loss."""
-    parts: dict[str, Part] = {"ce": "apgd-ce", "dlr": "apgd-dlr", "t": "apgd-t"}
+    """APGD alone: 100 steps of self-chosen length on the cross-entropy, the DLR loss or the targeted DLR loss."""
+    parts: dict[str, AttackPart] = {"ce": "apgd-ce", "dlr": "apgd-dlr", "t": "apgd-t"}
     if loss not in parts:
         raise AttackError(f"got loss {loss!r}; expected ce, dlr or t (targeted dlr). Choose one of these.")
     return AutoAttack(eps=eps, only=(parts[loss],))

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from fedrbn.attacks.protocols import Logits, check_images
 from fedrbn.errors import AttackError
 
-Kind: TypeAlias = Literal["gaussian-noise", "gaussian-blur", "contrast", "pixelate"]
+CorruptionKind: TypeAlias = Literal["gaussian-noise", "gaussian-blur", "contrast", "pixelate"]
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[CorruptionKind, ...] = get_args(CorruptionKind)
 
-_STRENGTH: dict[Kind, tuple[float, ...]] = {
+_STRENGTH: dict[CorruptionKind, tuple[float, ...]] = {
     "gaussian-noise": (0.04, 0.06, 0.08, 0.09, 0.10),
     "gaussian-blur": (0.4, 0.6, 0.7, 0.8, 1.0),
     "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
@@ -34,7 +34,7 @@ _STRENGTH: dict[Kind, tuple[float, ...]] = {
 class Corruption:
     """One corruption at one severity, called as `corruption(x, generator)`; only noise draws random numbers."""
 
-    kind: Kind
+    kind: CorruptionKind
     severity: int = 3
 
     def __post_init__(self) -> None:

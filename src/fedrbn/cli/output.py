@@ -24,11 +24,11 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def console(*, err: bool = False) -> Console:
-    """The terminal; if the output is a file or a pipe, which have no width, a wide page."""
-    from fedrbn.runs.page import Page
+    """The terminal, or a wide page where the output is a file or a pipe, which have no width of their own."""
+    from fedrbn.runs.console import SafeConsole
 
-    plain = Page(err=err)
-    return plain if plain.is_terminal else Page(err=err, width=140)
+    plain = SafeConsole(err=err)
+    return plain if plain.is_terminal else SafeConsole(err=err, width=140)
 
 
 def say(text: str, quiet: bool = False) -> None:

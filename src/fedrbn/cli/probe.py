@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedrbn.cli.output import echo, print_json
-
-if TYPE_CHECKING:
-    pass
 
 
 def probe(

@@ -61,7 +61,7 @@ def reproduce(
         show_list() if name is None else show_times(name)
         return
     from fedrbn.config import ConfigError
-    from fedrbn.reproduce import table
+    from fedrbn.reproduce import table_text
     from fedrbn.reproduce.by_name import reproduce_experiment
 
     if name is None:
@@ -79,7 +79,7 @@ def reproduce(
         run=not no_run,
         tell=partial(tell, quiet),
     )
-    echo(table.markdown(made.table))
+    echo(table_text.markdown(made.table))
     say(f"wrote {made.folder}/table.md, table.csv and table.json")
     if made.failed:
         say(f"{made.failed} run(s) failed; their cells are empty or name the round. Repeat the command to continue")

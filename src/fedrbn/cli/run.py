@@ -77,7 +77,7 @@ def run(
     from fedrbn.config import ConfigError
     from fedrbn.federated.options import resolved
     from fedrbn.runs import train
-    from fedrbn.runs.store import place
+    from fedrbn.runs.store import run_folder
 
     if resume is not None:
         others = [config_file, method, data, seed, out, settings]
@@ -100,7 +100,7 @@ def run(
         [*((section, key, chosen[0]) for section, key, chosen in fixed), *given(named)],
     )
     experiment = resolved(config.make(values))
-    directory = out or (Path(experiment.run.out) if experiment.run.out else place(Path("runs"), experiment))
+    directory = out or (Path(experiment.run.out) if experiment.run.out else run_folder(Path("runs"), experiment))
     with continuable(directory), watching(experiment.method.name, quiet, *trackers(track, directory)) as watcher:
         record = train.run(experiment, directory, force=force, watcher=watcher)
     show(record, directory, as_json)

@@ -11,20 +11,22 @@ from fedrbn.config.experiment import (
     reference,
     with_settings,
 )
-from fedrbn.config.schema import (
-    AttackConfig,
+from fedrbn.config.federation import (
     AtUsers,
-    DataConfig,
     Dirichlet,
     DutiesConfig,
     DutyConfig,
-    FaultsConfig,
     FederationConfig,
     FirstDomains,
+    Partition,
+)
+from fedrbn.config.schema import (
+    AttackConfig,
+    DataConfig,
+    FaultsConfig,
     MaliceConfig,
     MethodConfig,
     ModelConfig,
-    Partition,
     PrivacyConfig,
     RunConfig,
     TrainConfig,

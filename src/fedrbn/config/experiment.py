@@ -14,20 +14,20 @@ from pydantic.fields import FieldInfo
 from fedrbn.builtin import OWN
 from fedrbn.builtin.data_sets import AVAILABLE, FOLDER, OWN_DATA, folder_named
 from fedrbn.builtin.shipped import SHIPPED
+from fedrbn.config.federation import FederationConfig
 from fedrbn.config.plugins import is_reference
 from fedrbn.config.schema import (
     AttackConfig,
     DataConfig,
     FaultsConfig,
-    FederationConfig,
     MaliceConfig,
     MethodConfig,
     ModelConfig,
     PrivacyConfig,
     RunConfig,
-    Section,
     TrainConfig,
 )
+from fedrbn.config.section import Section
 from fedrbn.config.text import parse_toml, require_known, toml_value
 from fedrbn.config.wording import choices, explained
 from fedrbn.errors import ConfigError
@@ -102,7 +102,7 @@ def make(values: Mapping[str, Any]) -> Experiment:
         "method": _given_name(values, "method", MethodConfig().name) != MethodConfig().name,
         "model": network and _given_name(values, "model", network) != network,  # a default width belongs to its network
     }
-    return _validated(_merged({section: own for section, own in defaults.items() if not unfit.get(section)}, values))
+    return from_values(_merged({section: own for section, own in defaults.items() if not unfit.get(section)}, values))
 
 
 def _data_defaults(name: str) -> Mapping[str, Mapping[str, Any]]:
@@ -130,13 +130,16 @@ def _given_name(values: Mapping[str, Any], section: str, default: str) -> str:
 
 
 def from_toml(text: str) -> Experiment:
-    """The experiment that `Experiment.to_toml` wrote; a data set's defaults are not applied."""
-    return _validated(parse_toml(text))
+    """The experiment that `Experiment.to_toml` wrote: nothing is filled in from a data set's defaults."""
+    return from_values(parse_toml(text))
 
 
 def from_values(values: Mapping[str, Any]) -> Experiment:
-    """The experiment that `Experiment.deciding` described; a data set's defaults are not applied."""
-    return _validated(values)
+    """The experiment that `Experiment.deciding` described: nothing is filled in from a data set's defaults."""
+    try:
+        return Experiment.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explained(error.errors(), Experiment)) from None
 
 
 def read(path: Path | str) -> dict[str, Any]:
@@ -180,13 +183,6 @@ def _merged(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(own, Mapping):
             result[section] = {**own, **values} if isinstance(values, Mapping) else values
     return result
-
-
-def _validated(values: Mapping[str, Any]) -> Experiment:
-    try:
-        return Experiment.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explained(error.errors(), Experiment)) from None
 
 
 def reference() -> list[tuple[str, str, str, str]]:

@@ -24,16 +24,17 @@ from torch.utils.flop_counter import flop_registry
 
 from fedrbn.config import Experiment
 from fedrbn.cost.units import PLAIN, units
-from fedrbn.data.declared import PAPER, Scale, declared
+from fedrbn.data.declared import PAPER, DeclaredSizes, declared
 from fedrbn.data.samples import Client, Samples
 from fedrbn.errors import ConfigError, FederationError
 from fedrbn.federated.aggregation.layout import Layout
-from fedrbn.federated.assemble import Assembly, PreparedExperiment, assemble
+from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.federated.client import steps_per_epoch
 from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.serial import serial
 from fedrbn.federated.methods import Method
 from fedrbn.federated.objectives import Fractional, OneStep, Standard
+from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.protocol import Failure, Round, Train
 from fedrbn.federated.schedule import Phase
 from fedrbn.federated.server import Plan
@@ -56,13 +57,13 @@ class Traffic:
     up: int
 
 
-def cost(experiment: Experiment, scale: Scale | None = None) -> dict[str, Any]:
-    """The cost of an experiment, see `cost_of`; `scale` uses the paper's data sizes instead of those of our files."""
+def cost(experiment: Experiment, scale: DeclaredSizes | None = None) -> dict[str, Any]:
+    """The cost of an experiment, see `cost_of`; `scale` takes the paper's sizes in place of those of our files."""
     return cost_of(without_images(experiment, scale))
 
 
-def without_images(experiment: Experiment, scale: Scale | None = None) -> Assembly:
-    """An experiment assembled from the declared sizes of its data; images are read only if no sizes are declared."""
+def without_images(experiment: Experiment, scale: DeclaredSizes | None = None) -> Assembly:
+    """An experiment assembled from the declared sizes of its data; images are opened only where none are declared."""
     data = declared(experiment.data, scale)
     if data is None and scale is not None:
         raise ConfigError(

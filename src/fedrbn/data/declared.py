@@ -16,8 +16,8 @@ from fedrbn.config import DataConfig
 from fedrbn.data import AVAILABLE, Description
 from fedrbn.data.samples import DataSet, Domain, Samples
 
-Scale: TypeAlias = Literal["paper"]
-"""Which data sizes to use instead of those of our files."""
+DeclaredSizes: TypeAlias = Literal["paper"]
+"""Whose sizes to use instead of those of our own files."""
 
 _CLASSES = 10
 """The number of classes of every named data set."""
@@ -33,8 +33,8 @@ PAPER: Mapping[str, Description] = {
 """The sizes behind the paper's cost column, recovered from its numbers."""
 
 
-def declared(config: DataConfig, scale: Scale | None = None) -> DataSet | None:
-    """The stand-in for the data of a config; None if their number of images is not declared."""
+def declared(config: DataConfig, scale: DeclaredSizes | None = None) -> DataSet | None:
+    """The stand-in for the data of a config; None if nobody has declared how many images there are."""
     description = (AVAILABLE if scale is None else PAPER).get(config.name)
     if description is None or not description.train:
         return None

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrbn.data.memory_limit import check_room
+from fedrbn.data.memory_limit import check_memory
 from fedrbn.data.samples import Samples
 
 OVERSAMPLING = 2
@@ -72,7 +72,7 @@ def resized(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """[n, h, w] or [n, h, w, 3] pixels at size x size, by Pillow's bilinear filter, as in FedBN's data."""
     if images.shape[1:3] == (size, size):
         return images
-    check_room(len(images), size)
+    check_memory(len(images), size)
     scaled = [np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)) for image in images]
     return np.stack(scaled)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Index = NDArray[np.int64]
+from fedrbn.data.partition import Index
 
 
 def stratified(labels: NDArray[np.integer], test: float, seed: int) -> tuple[Index, Index]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Generator, Tensor
@@ -19,6 +19,7 @@ from fedrbn.attacks import PGD, LocalSearch, Logits, LogitsAttack, Margin, Obliv
 from fedrbn.attacks.autoattack import square
 from fedrbn.evaluation.accuracy import Accuracy, Deployment
 from fedrbn.evaluation.diagnosis import Diagnosis
+from fedrbn.evaluation.records import CheckRecord
 from fedrbn.federated.protocol import Answers, Question
 
 IMAGES = 256
@@ -50,21 +51,11 @@ def most(images: int, share: float) -> int:
     return int(binom.ppf(1 - SIGNIFICANCE, images, share))
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the check-list."""
-
-    name: str
-    passed: bool | None
-    """None if it was not measured."""
-    detail: str
-    """What was measured, or why it was not."""
-    allowed: str = ""
-    """The threshold."""
-    why: str = ""
-    """What it means if the line fails."""
-    column: str = ""
-    """The robust accuracy that the line checks, by its name in the record (`ra`, `ra[aa]` …); empty: all of them."""
+def check_line(
+    name: str, passed: bool | None, detail: str, allowed: str = "", why: str = "", column: str = ""
+) -> CheckRecord:
+    """One line of the check-list; all its keys are written, also the empty ones."""
+    return CheckRecord(name=name, passed=passed, detail=detail, allowed=allowed, why=why, column=column)
 
 
 Attacks: TypeAlias = Mapping[str, LogitsAttack]
@@ -162,29 +153,24 @@ class Evidence:
 
 def judge(
     evidence: Evidence, attacks: Mapping[str, tuple[str, LogitsAttack]], eps: float, classes: int, needed: int
-) -> list[Check]:
-    """The check-list; `attacks` maps each printed column to its attack's label and the attack.
+) -> list[CheckRecord]:
+    """The check-list; `attacks` gives for each printed column its attack's label and the attack.
 
     `eps` is that of the run's threat model. `needed` is the minimum number of images of a comparison: `IMAGES`, or all.
     """
     if not evidence.answers:
-        return [Check("there are test images", None, "no client has a test image")]
+        return [check_line("there are images to look at", None, "no client has a test image")]
     checks = _network(evidence, classes)
     for column, (label, attack) in attacks.items():
         lines = _not_judged(attack, eps) or _compared(evidence, label, attack, eps, needed)
-        checks += [replace(line, column=column) for line in lines]
+        checks += [line.model_copy(update={"column": column}) for line in lines]
     return checks
 
 
-def as_records(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    """The check-list for a record."""
-    return [asdict(check) for check in checks]
+def _network(evidence: Evidence, classes: int) -> list[CheckRecord]:
+    """The lines that hold for every attack."""
 
-
-def _network(evidence: Evidence, classes: int) -> list[Check]:
-    """The lines that apply to every attack."""
-
-    def regular(name: str, text: str, why: str, share: float = IRREGULAR) -> Check:
+    def regular(name: str, text: str, why: str, share: float = IRREGULAR) -> CheckRecord:
         (good,) = evidence(f"check {name}")
         return _at_most(int((~good).sum()), len(good), share, text, why)
 
@@ -205,25 +191,25 @@ def _network(evidence: Evidence, classes: int) -> list[Check]:
     ]
 
 
-def _not_judged(attack: LogitsAttack, eps: float) -> list[Check]:
-    """The only line for something that is not an attack in a ball; empty for other attacks."""
+def _not_judged(attack: LogitsAttack, eps: float) -> list[CheckRecord]:
+    """The only line of what is no attack in a ball; nothing for the others."""
     name = "the attack is as strong as a reference"
     if isinstance(attack, Oblivious):
-        return [Check(name, None, "a corruption is not an adversary, so this is not a robust accuracy")]
+        return [check_line(name, None, "a corruption is no adversary, so this is no robust accuracy")]
     if isinstance(attack, LocalSearch):
-        return [Check(name, None, "local search has no ε, so there is no reference for its strength")]
+        return [check_line(name, None, "local search has no ε, so nothing says how strong it should be")]
     if not _judged_at(attack, eps):
-        return [Check(name, False, "ε = 0", "ε above 0", "robust accuracy is clean accuracy")]
+        return [check_line(name, False, "ε = 0", "ε above 0", "robust accuracy is clean accuracy")]
     return []
 
 
-def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, needed: int) -> list[Check]:
+def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, needed: int) -> list[CheckRecord]:
     """The lines of one printed attack."""
 
-    def not_above(low: str, high: str, text: str, why: str) -> Check:
+    def not_above(low: str, high: str, text: str, why: str) -> CheckRecord:
         """Robust accuracy under `low` is hardly above that under `high`."""
         if not evidence.has(high):
-            return Check(text, None, "pip install 'fedrbn[attacks]' to measure this")
+            return check_line(text, None, "pip install 'fedrbn[attacks]' to measure this")
         first, second = evidence(low, high)
         excess = int(first.sum()) - int(second.sum())
         shown = ", ".join(
@@ -260,19 +246,19 @@ def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, 
     return checks
 
 
-def _enough(images: int, needed: int) -> Check:
-    text, why = "the comparisons use enough images", "a weak attack could pass by chance"
+def _enough(images: int, needed: int) -> CheckRecord:
+    text, why = "the comparisons rest on enough images", "a weak attack could pass by chance"
     if images < needed:
         remedy = f"only {images} images: raise --samples or --subset"
-        return Check(text, None, remedy, f"at least {needed}", why)
-    return Check(text, True, f"{images} images" + ", all available" * (images < IMAGES), f"at least {needed}", why)
+        return check_line(text, None, remedy, f"at least {needed}", why)
+    return check_line(text, True, f"{images} images" + ", all there are" * (images < IMAGES), f"at least {needed}", why)
 
 
-def _at_most(count: int, images: int, share: float, text: str, why: str, shown: str = "") -> Check:
-    """A line that fails if more images fail than chance explains."""
+def _at_most(count: int, images: int, share: float, text: str, why: str, shown: str = "") -> CheckRecord:
+    """A line that fails if more images than chance explains are against it."""
     limit = most(images, share)
     measured = shown or f"not at {count / images:.1%} of images"
-    return Check(text, count <= limit, measured, f"at most {limit / images:.1%}", why)
+    return check_line(text, count <= limit, measured, f"at most {limit / images:.1%}", why)
 
 
 def _shown(name: str, label: str) -> str:

@@ -23,14 +23,14 @@ from fedrbn.config import Experiment
 from fedrbn.errors import FederationError
 from fedrbn.evaluation import checklist
 from fedrbn.evaluation.accuracy import Accuracy, Deployment, deployment_name
-from fedrbn.evaluation.checklist import Check, Evidence
+from fedrbn.evaluation.checklist import Evidence, check_line
 from fedrbn.evaluation.provenance import precision_name, versions
-from fedrbn.evaluation.records import EvaluationRecord
+from fedrbn.evaluation.records import CheckRecord, EvaluationRecord
 from fedrbn.evaluation.summary import columns, summary
-from fedrbn.federated.assemble import PreparedExperiment
 from fedrbn.federated.executors import malice
 from fedrbn.federated.options import configure
 from fedrbn.federated.prediction import predicting_branch
+from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.privacy import accountant
 from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, ServerState
 from fedrbn.federated.server import round_of
@@ -72,7 +72,7 @@ def evaluate_clients(
     def questions(member: Member) -> tuple[Question, ...]:
         return _questions(plan.method.branches, settings, attacks, deployments[member.id], threat_eps(prepared))
 
-    answers, unanswered = ask_all(prepared, state, "test", questions, execute, settings.samples)
+    answers, unanswered = collect_answers(prepared, state, "test", questions, execute, settings.samples)
     checks = _checks(prepared, state, execute, settings, attacks, deployments, answers) if settings.checks else None
     main = next(iter(attacks))
     deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
@@ -91,7 +91,7 @@ def evaluate_clients(
     if unanswered:
         line["unanswered"] = unanswered
     if checks is not None:
-        line["checks"] = checklist.as_records(checks)
+        line["checks"] = checks
     stored = {
         f"{answer.client}/{column}": right
         for answer in plain
@@ -164,8 +164,8 @@ def _checks(
     attacks: Mapping[str, LogitsAttack],
     deployments: Mapping[str, Deployment],
     printed: list[Answers],
-) -> list[Check]:
-    """The check-list of the printed numbers. It asks clients again, after their numbers of images are known."""
+) -> list[CheckRecord]:
+    """The check-list of what is printed. Clients are asked once more, now that it is known how many images each has."""
     eps = threat_eps(prepared)
     deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
     available = {answer.client: len(answer.correct[f"clean@{deployed[answer.client]}"]) for answer in printed}
@@ -175,7 +175,7 @@ def _checks(
         images = share.get(member.id, 0)
         return checklist.questions(deployments[member.id], attacks, eps, images) if images else ()
 
-    measured, _ = ask_all(prepared, state, "test", questions, execute, settings.samples)
+    measured, _ = collect_answers(prepared, state, "test", questions, execute, settings.samples)
     first = {answer.client: answer.correct for answer in printed}
     answers = [replace(answer, correct=first[answer.client] | answer.correct) for answer in measured]
     limited = settings.samples is not None and settings.samples in available.values()
@@ -186,14 +186,16 @@ def _checks(
     return checks + _branches_not_judged(prepared, attacks[main], deployed)
 
 
-def _branches_not_judged(prepared: PreparedExperiment, main: LogitsAttack, deployed: Mapping[str, str]) -> list[Check]:
-    """A line for each printed robust accuracy of a branch that does not predict."""
+def _branches_not_judged(
+    prepared: PreparedExperiment, main: LogitsAttack, deployed: Mapping[str, str]
+) -> list[CheckRecord]:
+    """A line for each robust accuracy that is printed of a branch which does not predict."""
     if isinstance(main, EXPENSIVE):
         return []
     others = [branch.value for branch in prepared.plan.method.branches if {branch.value} != set(deployed.values())]
     return [
-        Check(
-            "the branch that does not predict is checked",
+        check_line(
+            "the branch that does not predict is judged",
             None,
             f"check it with --predict {branch}",
             column=f"ra@{branch}",
@@ -212,7 +214,7 @@ def _eps(experiment: Experiment, adversary: LogitsAttack) -> float:
     return experiment.attack.eps if known is None else known
 
 
-def ask_all(
+def collect_answers(
     prepared: PreparedExperiment,
     state: ServerState,
     part: Literal["validation", "test"],

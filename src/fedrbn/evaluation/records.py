@@ -24,7 +24,7 @@ def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
     return value
 
 
-Number: TypeAlias = Annotated[float, WrapValidator(_as_written), SerializeAsAny()]
+JsonNumber: TypeAlias = Annotated[float, WrapValidator(_as_written), SerializeAsAny()]
 
 
 class Line(BaseModel):
@@ -69,9 +69,9 @@ class Origin(Line):
     method: str = ""
     data: str = ""
     attack: str = ""
-    """The label of the main attack, the one of `ra`."""
-    eps: Number | None = None
-    """ε of the attack in the config, in pixels."""
+    """The main attack, which `ra` stands for, by its label."""
+    eps: JsonNumber | None = None
+    """Of the attack in the config, in pixels."""
     threat: str = ""
     predict: str = ""
     seed: int = 0
@@ -84,17 +84,17 @@ class RoundRecord(Origin):
 
     round: int
     """Rounds count from 1."""
-    lr: Number | None = None
-    clients: dict[str, dict[str, Number]]
-    """The measurements of each client whose update was used: loss, seconds …"""
+    lr: JsonNumber | None = None
+    clients: dict[str, dict[str, JsonNumber]]
+    """Of each client whose update counted, what it measured: loss, seconds …"""
     failures: Failures = ()
     warning: str = ""
-    """A warning that training diverges, and where."""
-    duties: dict[str, dict[str, Number | None]] | None = None
-    """The duty of each client, if duties can change from round to round."""
-    validation: dict[str, Number | None] | None = None
-    """See `validated`; None if this round was not validated."""
-    seconds: Number = 0.0
+    """That training diverges, and where."""
+    duties: dict[str, dict[str, JsonNumber | None]] | None = None
+    """What each client did, where that can change from round to round."""
+    validation: dict[str, JsonNumber | None] | None = None
+    """See `validated`; None if it was not this round's turn."""
+    seconds: JsonNumber = 0.0
 
     @property
     def losses(self) -> dict[str, float]:
@@ -135,7 +135,7 @@ class RoundRecord(Origin):
 class AttackRecord(Line):
     """An attack of an evaluation."""
 
-    eps: Number | None
+    eps: JsonNumber | None
     settings: str
     in_config: bool = False
     """Whether it is the attack of the run's config."""
@@ -158,28 +158,33 @@ class UserRecord(Line):
 
 
 class CheckRecord(Line):
-    """A line of the check-list; see `fedrbn.evaluation.checklist.Check`."""
+    """A line of the check-list of warning signs (`fedrbn.evaluation.checklist`)."""
 
     name: str
     passed: bool | None
+    """None if it was not measured."""
     detail: str
+    """What was measured, or why it was not."""
     allowed: str = ""
+    """The threshold."""
     why: str = ""
+    """What it means if the line fails."""
     column: str = ""
+    """The robust accuracy that the line judges, by its name in the record (`ra`, `ra[aa]` …); empty: all of them."""
 
 
 class MacsRecord(Line):
     """Multiply-accumulates in the paper's count and as our code executes them."""
 
-    paper: Number
-    actual: Number
+    paper: JsonNumber
+    actual: JsonNumber
 
 
 class BytesRecord(Line):
     """Bytes sent from and to the server."""
 
-    down: Number
-    up: Number
+    down: JsonNumber
+    up: JsonNumber
 
 
 class TrafficRecord(Line):
@@ -214,12 +219,12 @@ class EvaluationRecord(Origin):
     """The names of the domains in tables."""
     samples_digest: str
     users: dict[str, UserRecord]
-    domains: dict[str, dict[str, Number]]
-    mean: dict[str, Number]
-    interval: dict[str, Annotated[tuple[Number, Number], Strict(False)]]
-    """The 95 % interval of the mean."""
+    domains: dict[str, dict[str, JsonNumber]]
+    mean: dict[str, JsonNumber]
+    interval: dict[str, Annotated[tuple[JsonNumber, JsonNumber], Strict(False)]]
+    """95 %, of the mean."""
     samples: dict[str, int]
-    worst_domain: dict[str, Number]
+    worst_domain: dict[str, JsonNumber]
     unanswered: dict[str, str] = {}
     """Clients that could not be evaluated, and why."""
     checks: Annotated[tuple[CheckRecord, ...], Strict(False)] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -17,15 +17,17 @@ from fedrbn.data.digests import digest_of, digest_of_all
 from fedrbn.data.federation import build as build_federation
 from fedrbn.data.samples import DataSet, Federation
 from fedrbn.errors import ConfigError
-from fedrbn.federated import memory
+from fedrbn.federated import memory_need
 from fedrbn.federated.aggregation.layout import layout
 from fedrbn.federated.aggregation.rules import aggregation
 from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.malice import from_config as malice_of
-from fedrbn.federated.executors.processes import processes, unsendable
+from fedrbn.federated.executors.processes import processes
+from fedrbn.federated.executors.sendable import unsendable
 from fedrbn.federated.executors.serial import in_this_process
 from fedrbn.federated.methods import Method
-from fedrbn.federated.options import _resolved, configure
+from fedrbn.federated.options import configure, with_method_options
+from fedrbn.federated.prepared_experiment import Outline
 from fedrbn.federated.privacy.mechanism import from_config as privacy_of
 from fedrbn.federated.protocol import Execute, ServerState
 from fedrbn.federated.server import Plan
@@ -79,8 +81,8 @@ class Assembly:
         """False: every local client can be evaluated, so a failure is a bug."""
         return False
 
-    def remarks(self, state: ServerState) -> dict[str, Any]:  # noqa: ARG002
-        """Nothing: local clients are trusted."""
+    def record_extras(self, state: ServerState) -> dict[str, Any]:  # noqa: ARG002
+        """Nothing: here is nobody to distrust."""
         return {}
 
     def with_plan(self, plan: Plan) -> Assembly:
@@ -106,7 +108,7 @@ class Assembly:
 
 
 def assemble(
-    experiment: Experiment, network: nets.Source | None = None, data: DataSet | Federation | None = None
+    experiment: Experiment, network: nets.NetworkSource | None = None, data: DataSet | Federation | None = None
 ) -> Assembly:
     """Load the data, divide it among clients, build attack, method and network; invalid settings fail here.
 
@@ -123,7 +125,7 @@ def assemble(
         experiment = experiment.model_copy(update={"federation": own})
     attack = from_config(experiment.attack)
     method = configure(experiment.method, attack)
-    experiment = _resolved(experiment, method)
+    experiment = with_method_options(experiment, method)
     device = pick_device(experiment.run.device)
     source = load_data(experiment.data) if data is None else data
     federation = build_federation(source, experiment.federation, experiment.run.seed)
@@ -175,7 +177,7 @@ def build_network(
     method: Method,
     classes: int,
     image_shape: tuple[int, int, int],
-    network: nets.Source | None = None,
+    network: nets.NetworkSource | None = None,
 ) -> DualNet:
     """The network that the experiment names, or the given one, in the form that the method trains."""
     model = experiment.model
@@ -226,8 +228,8 @@ def _ensure_weights_fit(model: ModelConfig, classes: int, image_shape: tuple[int
     size = nets.state_bytes(model.name, classes, model.width, image_shape)
     if size is None:
         return
-    memory.ensure_fits(
-        memory.of_weights(size, workers),
+    memory_need.ensure_fits(
+        memory_need.of_weights(size, workers),
         f"network {model.name!r} for images of {image_shape[1]} x {image_shape[2]} pixels ({size / 1e6:,.0f} MB of "
         f"weights) with {workers} worker(s)",
         "Set data.image_size = 64, or model.name = 'resnet18', whose size does not depend on the image size, or a "
@@ -248,61 +250,3 @@ def _only_here(experiment: Experiment, workers: int, *parts: object) -> tuple[st
             f"because only worker processes can be stopped. {remedy}"
         )
     return (f"clients run in this process, because of {why}. {remedy}",)
-
-
-@dataclass(frozen=True)
-class Outline:
-    """What the server knows about the data of a federation: names and shapes, never an image."""
-
-    classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    labels: dict[str, str]
-    """How tables name each domain."""
-    validation: bool
-    """Whether any client has validation images."""
-
-
-class PreparedExperiment(Protocol):
-    """An experiment with everything that the server needs. It holds no data."""
-
-    @property
-    def experiment(self) -> Experiment:
-        """The resolved experiment."""
-
-    @property
-    def attack(self) -> Attack:
-        """The attack of the config."""
-
-    @property
-    def adversary(self) -> LogitsAttack:
-        """The attack of the config, as evaluation calls it."""
-
-    @property
-    def net(self) -> DualNet:
-        """The network with its initial weights."""
-
-    @property
-    def precision(self) -> torch.dtype | None:
-        """The data type that training computes in, if it is not float32."""
-
-    @property
-    def plan(self) -> Plan:
-        """The clients, the method and the number of rounds."""
-
-    @property
-    def outline(self) -> Outline:
-        """What the server knows about the data."""
-
-    @property
-    def forgiving(self) -> bool:
-        """Whether a client that cannot be evaluated is recorded and left out, because clients come and go; otherwise it
-        is an error."""
-
-    def remarks(self, state: ServerState) -> dict[str, Any]:
-        """Further values for the record of the state after a round, as JSON."""
-
-    def with_plan(self, plan: Plan) -> PreparedExperiment:
-        """The same experiment with another plan."""
-
-    def samples_digest(self) -> str:
-        """Twelve hex digits that identify the test samples of all clients and their order."""

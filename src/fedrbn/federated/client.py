@@ -19,7 +19,7 @@ from fedrbn.federated.training.calfat import with_prior
 from fedrbn.federated.training.freezing import first_layers
 from fedrbn.federated.training.memory import recall, remember
 from fedrbn.federated.training.sgd import Batch, LocalTask, Sgd
-from fedrbn.nets.dual_bn import DualNet, holding
+from fedrbn.nets.dual_bn import DualNet, frozen_layers
 from fedrbn.nets.state import load, tensors
 from fedrbn.randomness import generator
 from fedrbn.types import Role
@@ -52,7 +52,7 @@ def local_update(
     steps = round_.steps or round_.local_epochs * steps_per_epoch(len(client.train), round_.batch_size)
     started = time.perf_counter()
     order = batches(len(client.train), round_.batch_size, steps, _random(round_, job.client, "batches"))
-    with holding(frozen.batch_norms):
+    with frozen_layers(frozen.batch_norms):
         memory, loss = method.training_of(job.role)(
             with_prior(net.train(), client.train.labels) if method.class_prior else net.train(),
             protection.steps(

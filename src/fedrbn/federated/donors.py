@@ -72,7 +72,7 @@ class Guard:
         """
         if self.plausible is None:
             return alpha if self.cap is None else capped(alpha, self.cap)
-        odd = torch.stack([oddity(personal, receiver, donors, batch_norms) for receiver in receivers])
+        odd = torch.stack([deviation(personal, receiver, donors, batch_norms) for receiver in receivers])
         allowed = odd <= odd.amin(dim=1, keepdim=True).clamp(min=self.plausible)
         alpha = _normalised(alpha, allowed)
         return alpha if self.cap is None else capped(alpha, self.cap, allowed)
@@ -117,7 +117,7 @@ def _normalised(alpha: Tensor, among: Tensor) -> Tensor:
     return kept / kept.sum(dim=1, keepdim=True).clamp(min=torch.finfo(alpha.dtype).tiny)
 
 
-def oddity(
+def deviation(
     personal: Mapping[str, Tensors], receiver: str, donors: Sequence[str], batch_norms: Sequence[BNNames]
 ) -> Tensor:
     """How unusual each donor's BN_a is for this receiver: its distance over the median voter's, in the worst layer.

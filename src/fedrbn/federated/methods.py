@@ -128,7 +128,7 @@ class Method:
         return self.at_training if role is Role.AT and self.at_training is not None else self.training
 
     def remembers(self, role: Role) -> bool:
-        """Whether a client of this role keeps data between rounds (`federated.training.memory`)."""
+        """Whether a client of this role is known to remember something from round to round (`training.memory`)."""
         return bool(getattr(self.training_of(role), "remembers", False))
 
     @property

@@ -103,8 +103,8 @@ def initial_state(net: DualNet, plan: Plan) -> ServerState:
     )
 
 
-def misfit(state: ServerState, net: DualNet, plan: Plan) -> str | None:
-    """What in a state does not match this network and these members; None if it matches."""
+def state_mismatch(state: ServerState, net: DualNet, plan: Plan) -> str | None:
+    """What in a state is not of this network and these members; None if it fits."""
     fresh = initial_state(net, plan)
     strangers = sorted(fresh.personal.keys() - state.personal.keys())
     if strangers:

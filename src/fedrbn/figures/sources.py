@@ -11,7 +11,7 @@ from fedrbn.reproduce import declarations, experiment_cells, reading
 from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.reproduce.scales import SCALES
 from fedrbn.reproduce.table import Number
-from fedrbn.reproduce.table_file import read_table
+from fedrbn.reproduce.table_file import TableFile, read_table
 from fedrbn.runs.directory import RunDirectory
 
 MOST_NAMED = 4
@@ -60,17 +60,8 @@ class Request:
         )
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(TableFile):
     """The numbers of an experiment."""
-
-    name: str
-    title: str
-    scale: str
-    threat: str
-    seeds: tuple[int, ...]
-    stand_ins: dict[str, str]
-    numbers: tuple[Number, ...]
 
     @property
     def parts(self) -> list[str]:
@@ -79,7 +70,7 @@ class Results:
 
     def part(self, name: str) -> Results:
         """One of the tables."""
-        return replace(self, numbers=tuple(number for number in self.numbers if number.part == name))
+        return self.model_copy(update={"numbers": tuple(number for number in self.numbers if number.part == name)})
 
     @property
     def rows(self) -> list[str]:
@@ -142,16 +133,9 @@ def results(request: Request, experiment: str) -> Results:
     try:
         content = read_table(request.table)
     except StorageError as error:
-        raise FigureError(f"{error} Write it again: {request.command(experiment)}") from None
-    found = Results(
-        name=content.name,
-        title=content.title,
-        scale=content.scale,
-        threat=content.threat,
-        seeds=_wanted(request, content.seeds),
-        stand_ins=content.stand_ins,
-        numbers=tuple(_restricted(number, request) for number in content.numbers),
-    )
+        raise FigureError(f"{error} Write it anew: {request.command(experiment)}") from None
+    numbers = tuple(_restricted(number, request) for number in content.numbers)
+    found = Results(**{**dict(content), "seeds": _wanted(request, content.seeds), "numbers": numbers})
     if found.name != experiment or all(number.mean is None for number in found.numbers):
         raise FigureError(
             f"got {request.table} of {found.name} without our own numbers to draw; expected {experiment} with "

@@ -1,7 +1,6 @@
 """Choose a duty for each device of a fleet that fits a deadline: AT, AT on a part of its batches, PNC or ST.
 
     chosen = plan(devices, workload, deadline=30.0)
-    devices = observe(devices, chosen, {"phone-1": 41.0})     # a measured round; then plan again
 
 Devices compute in parallel, so each gets the most robust duty that it can finish in time. This also maximises the share
 of adversarially trained images in every domain. Costs are counted in forward passes; a backward pass counts as two:
@@ -136,19 +135,6 @@ def plan(devices: Sequence[Device], workload: Workload, deadline: float) -> Flee
     }
     problems = _problems(devices, chosen, coverage, workload, deadline)
     return FleetPlan(deadline, tuple(devices), tuple(chosen), coverage, problems)
-
-
-def observe(
-    devices: Sequence[Device], chosen: FleetPlan, measured: Mapping[str, float], trust: float = 0.5
-) -> tuple[Device, ...]:
-    """The devices after a round, corrected by their measured computing time; `trust` = 1 ignores earlier rounds."""
-    predicted = {a.device: a.compute_seconds for a in chosen.assignments if a.duty is not None}
-    return tuple(
-        replace(d, correction=d.correction * (measured[d.id] / predicted[d.id]) ** trust)
-        if d.id in measured and d.id in predicted
-        else d
-        for d in devices
-    )
 
 
 def cost(device: Device, workload: Workload, duty: Duty) -> Assignment:

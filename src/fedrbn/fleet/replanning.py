@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from fedrbn.config import Experiment
-from fedrbn.config.schema import DutiesConfig
+from fedrbn.config.federation import DutiesConfig
 from fedrbn.errors import ConfigError
 from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.methods import Method
@@ -48,15 +48,15 @@ def next_duties(
     if every is None or planned is None or not records:
         return {}
     if records[-1].round % every:
-        return recorded(records[-1])
-    first = (experiment.method.warmup or 0) + 2  # no client can calibrate in earlier rounds
+        return recorded_duties(records[-1])
+    first = (experiment.method.warmup or 0) + 2  # in the rounds before, nobody could calibrate
     recent = [record for record in records[-every:] if record.round >= first]
     devices = _corrected(planned, members, asked(), recent)
     chosen = plan(devices, asked(), planned.deadline or 0.0)
     return {a.device: a.duty or Duty(lam=0.0) for a in chosen.assignments}
 
 
-def recorded(record: RoundRecord) -> dict[str, Duty]:
+def recorded_duties(record: RoundRecord) -> dict[str, Duty]:
     """The duties that a record names."""
     return {client: Duty(own.get("at_share") or 0.0, own.get("lam")) for client, own in (record.duties or {}).items()}
 
@@ -75,7 +75,7 @@ def _corrected(
     devices = {member.id: _device(planned, member) for member in members}
     ratios: dict[str, list[float]] = defaultdict(list)
     for record in records:
-        did = recorded(record)
+        did = recorded_duties(record)
         for client, metrics in record.clients.items():
             if client in devices and client in did and "seconds" in metrics:
                 predicted = cost(devices[client], asked, did[client]).compute_seconds

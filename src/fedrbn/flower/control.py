@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fedrbn.config.schema import Section
+from fedrbn.config.section import Section
 from fedrbn.federated.protocol import ClientId
 from fedrbn.flower.log import EventLog
 

@@ -15,12 +15,13 @@ from fedrbn.config import Dirichlet, Experiment
 from fedrbn.data.digests import digest_of_all
 from fedrbn.errors import ConfigError
 from fedrbn.federated.aggregation.layout import layout
-from fedrbn.federated.assemble import Outline, PreparedExperiment, build_network, build_plan
+from fedrbn.federated.assemble import build_network, build_plan
 from fedrbn.federated.options import configure
+from fedrbn.federated.prepared_experiment import Outline, PreparedExperiment
 from fedrbn.federated.protocol import MOST_CAUSE, ServerState
 from fedrbn.federated.server import Plan, donors
 from fedrbn.fleet.probe import workload
-from fedrbn.flower.claims import counted, suspicions
+from fedrbn.flower.claim_checks import capped_samples, suspicions
 from fedrbn.flower.control import Control, read_control
 from fedrbn.flower.grid_execute import NodeLink
 from fedrbn.flower.handshake import (
@@ -35,9 +36,9 @@ from fedrbn.flower.handshake import (
 from fedrbn.flower.instructions import setup_for
 from fedrbn.flower.log import EventLog
 from fedrbn.flower.messages import Parts
-from fedrbn.flower.newcomers import welcomed
+from fedrbn.flower.newcomers import with_newcomers
 from fedrbn.flower.registry import Registry
-from fedrbn.flower.roster import Lobby, Roster
+from fedrbn.flower.roster import NodeDiscovery, Roster
 from fedrbn.flower.settings import FlowerConfig
 from fedrbn.flower.site import fingerprint, parts
 from fedrbn.hardware import pick_precision
@@ -74,8 +75,8 @@ class RemoteExperiment:
         """True: clients come and go."""
         return True
 
-    def remarks(self, state: ServerState) -> dict[str, Any]:
-        """Clients that are flagged because their statistics contradict their claim, barred, or not used as donors."""
+    def record_extras(self, state: ServerState) -> dict[str, Any]:
+        """Who is flagged for statistics that do not fit its claim, who is barred, whose statistics are not used."""
         found: dict[str, Any] = {
             "flagged": suspicions(state.personal, donors(state, self.plan), self.plan.names.batch_norms),
             "barred": list(self.barred),
@@ -107,9 +108,9 @@ class Terms:
 class RemoteFederation:
     """Keeps track of the clients and prepares the experiment of the next round for them."""
 
-    def __init__(self, terms: Terms, lobby: Lobby) -> None:
+    def __init__(self, terms: Terms, discovery: NodeDiscovery) -> None:
         self.terms = terms
-        self.lobby = lobby
+        self.discovery = discovery
         experiment, common = terms.experiment, terms.common
         self.attack = from_config(experiment.attack)
         self.method = configure(experiment.method, self.attack)
@@ -151,8 +152,8 @@ class RemoteFederation:
             return ()
 
     def refresh(self) -> None:
-        """Record which clients have joined or left; new ones take part from the next round on."""
-        self.roster.update(*self.lobby.newcomer_data())
+        """Note who has come and who has left; newcomers take part from the next round on."""
+        self.roster.update(*self.discovery.discover())
 
     def line(self, grid: Grid) -> NodeLink:
         """The connection for sending jobs to the clients."""
@@ -195,8 +196,8 @@ class RemoteFederation:
         )
 
     def _counted(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
-        """The members with the samples that they count for: from the shared data set, if any; else limited claims."""
-        return members if self._users_only(members) and self._users else counted(members)
+        """The members with what they count for: as the data set is divided, if all share one; else bounded claims."""
+        return members if self._users_only(members) and self._users else capped_samples(members)
 
     def _note_counts(self, claimed: Iterable[Member], members: Iterable[Member]) -> None:
         for before, after in zip(claimed, members, strict=True):
@@ -230,7 +231,7 @@ class RemoteFederation:
         directory.describe(everybody, common.classes, common.image_shape)
         unknown = [member.id for member in revised.plan.members if member.id not in state.personal]
         kept = self.roster.kept(unknown, self.parts.personal)
-        state = welcomed(state, revised.plan, self.net, kept, self.roster.refuse_kept)
+        state = with_newcomers(state, revised.plan, self.net, kept, self.roster.refuse_kept)
         self.roster.forget_kept()
         return revised, state
 

@@ -24,7 +24,7 @@ CAUSES: Mapping[int, str] = {
 
 
 @dataclass(frozen=True)
-class Letter:
+class OutgoingMessage:
     """A message to a node."""
 
     node: int
@@ -32,29 +32,29 @@ class Letter:
 
 
 @dataclass(frozen=True)
-class Silence:
+class NoAnswer:
     """No usable answer, and why."""
 
     cause: str
 
 
 def exchange(
-    grid: Grid, letters: Mapping[str, Letter], kind: str, *, group: str, deadline: float, poll: float
-) -> Iterator[tuple[str, RecordDict | Silence]]:
-    """Send each letter; yields (its key, the answer) as answers arrive, exactly one for each letter.
+    grid: Grid, outgoing: Mapping[str, OutgoingMessage], kind: str, *, group: str, deadline: float, poll: float
+) -> Iterator[tuple[str, RecordDict | NoAnswer]]:
+    """Send each message; yields (its key, the answer) as answers come, and exactly one for each message.
 
     An answer is matched by the message that it replies to: if a node has died, its answer comes from the SuperLink.
     """
-    if not letters:
+    if not outgoing:
         return
     messages = {
-        key: Message(letter.content, dst_node_id=letter.node, message_type=kind, ttl=deadline, group_id=group)
-        for key, letter in letters.items()
+        key: Message(sent.content, dst_node_id=sent.node, message_type=kind, ttl=deadline, group_id=group)
+        for key, sent in outgoing.items()
     }
     accepted = set(grid.push_messages(list(messages.values())))
     pending = {message.metadata.message_id: key for key, message in messages.items()}
     for message_id in pending.keys() - accepted:
-        yield pending.pop(message_id), Silence("the SuperLink did not accept the message")
+        yield pending.pop(message_id), NoAnswer("the SuperLink did not take the message")
     end = time.monotonic() + deadline
     while pending:
         for reply in grid.pull_messages(list(pending)):
@@ -65,14 +65,14 @@ def exchange(
             return
         if time.monotonic() > end:
             for key in pending.values():
-                yield key, Silence(f"no answer within {deadline:g} s")
+                yield key, NoAnswer(f"no answer within {deadline:g} s")
             return
         time.sleep(poll)
 
 
-def _content(reply: Message) -> RecordDict | Silence:
+def _content(reply: Message) -> RecordDict | NoAnswer:
     if reply.has_error():
         known = CAUSES.get(reply.error.code, "Flower reports an error")
         detail = f": {reply.error.reason[:1000]}" if reply.error.reason else ""
-        return Silence(f"{known} (code {reply.error.code}){detail}")
-    return reply.content if reply.has_content() else Silence("an answer without content")
+        return NoAnswer(f"{known} (code {reply.error.code}){detail}")
+    return reply.content if reply.has_content() else NoAnswer("an answer without content")

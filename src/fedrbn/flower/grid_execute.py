@@ -16,7 +16,7 @@ from fedrbn.config import Experiment
 from fedrbn.errors import MessageError
 from fedrbn.federated.protocol import Execute, Failure, Job, Result, Round, Train, Upload
 from fedrbn.flower import wire
-from fedrbn.flower.exchange import Letter, Silence, exchange
+from fedrbn.flower.exchange import NoAnswer, OutgoingMessage, exchange
 from fedrbn.flower.instructions import Setup, Transport, setup_for
 from fedrbn.flower.log import EventLog
 from fedrbn.flower.messages import Parts, order_records, result_of, shared_record
@@ -34,7 +34,7 @@ class NodeLink:
     address: Callable[[str], tuple[int, Member] | None]
     """The current node and member of a client; None if it is not connected."""
     counted: Callable[[str], int]
-    """The number of samples that a client counts for, independent of its claim; see `claims.counted`."""
+    """The number of samples that a client counts for, whatever it says; see `claim_checks.capped_samples`."""
     refresh: Callable[[], None]
     """Updates which clients are connected; called before every set of jobs."""
     log: EventLog
@@ -92,7 +92,7 @@ def _answers(line: NodeLink, round_: Round, jobs: list[Job], kind: str, tally: _
     deadline = min(line.deadline, round_.deadline_seconds or line.deadline)
     round_ = replace(round_, deadline_seconds=deadline)
     setups: dict[Role, Setup] = {role: setup_for(role, line.experiment, line.token) for role in Role}
-    letters: dict[str, Letter] = {}
+    outgoing: dict[str, OutgoingMessage] = {}
     asked: dict[str, tuple[Job, Member]] = {}
     for job in jobs:
         found = line.address(job.client)
@@ -103,15 +103,15 @@ def _answers(line: NodeLink, round_: Round, jobs: list[Job], kind: str, tally: _
         order = order_records(
             round_, job, member.role, setups[member.role], shared, line.transport, line.experiment.attack
         )
-        letters[job.client] = Letter(node, order)
+        outgoing[job.client] = OutgoingMessage(node, order)
         asked[job.client] = job, member
     group = str(round_.number)
-    for client, content in exchange(line.grid, letters, kind, group=group, deadline=deadline, poll=line.poll):
+    for client, content in exchange(line.grid, outgoing, kind, group=group, deadline=deadline, poll=line.poll):
         job, member = asked[client]
-        if isinstance(content, Silence):
+        if isinstance(content, NoAnswer):
             yield Failure(client, round_.number, content.cause)
             continue
-        tally.answered(client, wire.size(letters[client].content), wire.size(content))
+        tally.answered(client, wire.size(outgoing[client].content), wire.size(content))
         try:
             result = result_of(content, round_, job, member, line.parts, line.transport)
         except MessageError as error:

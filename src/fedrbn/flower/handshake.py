@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from fedrbn.config import Experiment
-from fedrbn.config.schema import Section
+from fedrbn.config.section import Section
 from fedrbn.cost.units import PLAIN
 from fedrbn.data import AVAILABLE
 from fedrbn.data.federation import at_users

@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 from fedrbn.attacks import Loss, from_config
 from fedrbn.builtin.methods import METHODS
 from fedrbn.config import AttackConfig, DataConfig, Experiment, FederationConfig, MethodConfig, ModelConfig
-from fedrbn.config.schema import PrivacyConfig, Section
+from fedrbn.config.schema import PrivacyConfig
+from fedrbn.config.section import Section
 from fedrbn.errors import MessageError
 from fedrbn.federated.methods import Method
 from fedrbn.federated.options import at_options, configure, named

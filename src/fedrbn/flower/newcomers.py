@@ -17,7 +17,7 @@ Refuse = Callable[[str, str], None]
 """Called with a client whose batch norm is not used, and the reason."""
 
 
-def welcomed(
+def with_newcomers(
     state: ServerState, plan: Plan, net: DualNet, own: Mapping[str, Tensors], refuse: Refuse = lambda _, __: None
 ) -> ServerState:
     """The state with a batch norm for every member of the plan.

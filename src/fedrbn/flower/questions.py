@@ -12,7 +12,7 @@ from fedrbn.attacks import LogitsAttack, Untargeted, from_config
 from fedrbn.attacks.named import classes
 from fedrbn.builtin.attacks import FAMILIES, ON_LOSS
 from fedrbn.config import AttackConfig
-from fedrbn.config.schema import Section
+from fedrbn.config.section import Section
 from fedrbn.errors import MessageError
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy, Deployment, deployment_name
 from fedrbn.evaluation.diagnosis import Diagnosis

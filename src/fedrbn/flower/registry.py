@@ -15,7 +15,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fedrbn.config.schema import Section
+from fedrbn.config.section import Section
 from fedrbn.errors import StorageError
 from fedrbn.federated.protocol import SampleCount
 from fedrbn.files import write_atomically

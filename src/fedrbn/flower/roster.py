@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from fedrbn.errors import MessageError
 from fedrbn.flower import wire
-from fedrbn.flower.exchange import Letter, Silence, exchange
+from fedrbn.flower.exchange import NoAnswer, OutgoingMessage, exchange
 from fedrbn.flower.handshake import Introduction, Refusal, Response
 from fedrbn.flower.log import EventLog
 from fedrbn.flower.registry import ANYBODY, Identity, Registry, identities
@@ -29,8 +29,8 @@ Objection = Callable[[Introduction], str | None]
 
 
 @dataclass(frozen=True)
-class Guest:
-    """A node that has introduced itself, and its stored batch norm, not yet checked."""
+class Candidate:
+    """A node that has introduced itself, and the batch norm that it has kept, not yet looked at."""
 
     node: int
     introduction: Introduction
@@ -39,14 +39,14 @@ class Guest:
     """What the SuperLink knows about the node."""
 
     @property
-    def place(self) -> tuple[bool, int, str]:
-        """The sort key of clients: first those with a part of a shared data set, then by name."""
+    def order(self) -> tuple[bool, int, str]:
+        """The order of clients: as they share a data set, then by name."""
         told = self.introduction
         return told.partition is None, told.partition or 0, told.client
 
 
-class Lobby:
-    """Asks every node once to introduce itself."""
+class NodeDiscovery:
+    """Asks every node once who it is."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Lobby:
         """How often nodes were asked without an answer: they are asked less and less often."""
         self.calls = 0
 
-    def newcomer_data(self) -> tuple[set[int], list[Guest]]:
-        """(the connected nodes, those of them that have just introduced themselves)."""
+    def discover(self) -> tuple[set[int], list[Candidate]]:
+        """(the nodes that are there, those of them that have introduced themselves just now)."""
         nodes = identities(self.grid)
         here = set(nodes)
         self.known &= here  # a node that returns is asked again: its data may have changed
@@ -82,22 +82,22 @@ class Lobby:
         self.calls += 1
         asked = [node for node in sorted(here - self.known) if self.calls % 2 ** self.silent.get(node, 0) == 0]
         content = RecordDict({"setup": self.setup})
-        letters = {str(node): Letter(node, content) for node in asked}
-        guests: list[Guest] = []
+        outgoing = {str(node): OutgoingMessage(node, content) for node in asked}
+        candidates: list[Candidate] = []
         for node, reply in exchange(
-            self.grid, letters, "query", group="handshake", deadline=self.deadline, poll=self.poll
+            self.grid, outgoing, "query", group="handshake", deadline=self.deadline, poll=self.poll
         ):
-            if isinstance(reply, Silence):  # it is asked again later, but others should not wait for it every time
+            if isinstance(reply, NoAnswer):  # it is asked again, but others should not wait for it every time
                 self.silent[int(node)] = min(self.silent.get(int(node), 0) + 1, 6)
                 self.log("no introduction", node=node, reason=reply.cause)
                 continue
             self.known.add(int(node))
-            guest = self._guest(int(node), reply, nodes[int(node)])
-            if guest is not None:
-                guests.append(guest)
-        return here, sorted(guests, key=lambda guest: guest.place)
+            candidate = self._candidate(int(node), reply, nodes[int(node)])
+            if candidate is not None:
+                candidates.append(candidate)
+        return here, sorted(candidates, key=lambda candidate: candidate.order)
 
-    def _guest(self, node: int, reply: RecordDict, identity: Identity) -> Guest | None:
+    def _candidate(self, node: int, reply: RecordDict, identity: Identity) -> Candidate | None:
         try:
             said = wire.value_of(reply, "response", Response).content
         except MessageError as error:
@@ -106,7 +106,7 @@ class Lobby:
         if isinstance(said, Refusal) or reason is not None:
             self.log("refused", node=str(node), reason=reason)
             return None
-        return Guest(node, said, reply, identity if self.bind else ANYBODY)
+        return Candidate(node, said, reply, identity if self.bind else ANYBODY)
 
 
 class Roster:
@@ -121,37 +121,37 @@ class Roster:
         }
         """With the number of samples of each client's first registration."""
         self.registry = registry
-        self.present: dict[str, Guest] = {}
+        self.present: dict[str, Candidate] = {}
         self.told: dict[str, Introduction] = {}
-        """The last introduction of each client, including those that have left."""
-        self.queue: list[Guest] = []
-        """Nodes that claim a client that is still connected: perhaps its loss has not been noticed yet."""
+        """What each client said last, also of those that have left."""
+        self.queue: list[Candidate] = []
+        """Nodes that say they are a client who is there already: it may be that this one has not been missed yet."""
         self.decide = decide
         self.objection = objection
         self.log = log
 
     def address(self, client: str) -> tuple[int, Member] | None:
-        """The current node and member of a client, with the number of samples that it introduced."""
-        guest = self.present.get(client)
-        if guest is None:
+        """The node and the member that a client is now, with the number of samples that it has introduced."""
+        candidate = self.present.get(client)
+        if candidate is None:
             return None
-        return guest.node, replace(self.members[client], samples=guest.introduction.samples)
+        return candidate.node, replace(self.members[client], samples=candidate.introduction.samples)
 
-    def update(self, here: set[int], guests: Iterable[Guest]) -> None:
-        """Record which clients have left, and admit guests that are allowed."""
-        for client in [client for client, guest in self.present.items() if guest.node not in here]:
+    def update(self, here: set[int], candidates: Iterable[Candidate]) -> None:
+        """Note who has left, and let those in who may come."""
+        for client in [client for client, candidate in self.present.items() if candidate.node not in here]:
             del self.present[client]
             self.log("left", client=client)
-        again = [guest for guest in self.queue if guest.node in here]
+        again = [candidate for candidate in self.queue if candidate.node in here]
         self.queue = []
-        admitted = [guest for guest in (*again, *guests) if self._may_come(guest, again)]
+        admitted = [candidate for candidate in (*again, *candidates) if self._may_come(candidate, again)]
         duties = self.decide({c: g.introduction for c, g in self.present.items()}) if admitted else {}
-        for guest in admitted:
-            told = guest.introduction
+        for candidate in admitted:
+            told = candidate.introduction
             known = self.members.get(told.client)
             duty = known.duty if known else duties[told.client]
             samples = known.samples if known else told.samples
-            self.registry.register(told.client, guest.identity, samples)
+            self.registry.register(told.client, candidate.identity, samples)
             self.members[told.client] = Member(told.client, told.domain, duty, samples)
             if samples != told.samples:
                 self.log(
@@ -163,7 +163,7 @@ class Roster:
             self.log(
                 "joined",
                 client=told.client,
-                node=str(guest.node),
+                node=str(candidate.node),
                 domain=told.domain,
                 role=duty.role.value,
                 duty=str(duty),
@@ -171,21 +171,21 @@ class Roster:
                 again=known is not None,
             )
 
-    def _may_come(self, guest: Guest, again: Collection[Guest]) -> bool:
-        told = guest.introduction
-        reason = self.objection(told) or self.registry.objection(told.client, guest.identity)
+    def _may_come(self, candidate: Candidate, again: Collection[Candidate]) -> bool:
+        told = candidate.introduction
+        reason = self.objection(told) or self.registry.objection(told.client, candidate.identity)
         if reason is None and told.client in self.present:
-            self.queue.append(guest)
-            if guest in again:
+            self.queue.append(candidate)
+            if candidate in again:
                 return False
             reason = (
                 f"got a second node for client {told.client!r}; expected one. It waits for the first to leave. If "
                 "that is not intended, give each SuperNode its own partition-id or name."
             )
         if reason is not None:
-            self.log("refused", node=str(guest.node), client=told.client, reason=reason)
+            self.log("refused", node=str(candidate.node), client=told.client, reason=reason)
             return False
-        self.present[told.client] = guest
+        self.present[told.client] = candidate
         self.told[told.client] = told
         return True
 
@@ -198,11 +198,11 @@ class Roster:
         """The batch norms that these clients have stored themselves, where available and valid."""
         found: dict[str, Tensors] = {}
         for client in clients:
-            guest = self.present.get(client)
-            if guest is None or guest.introduction.finished is None:
+            candidate = self.present.get(client)
+            if candidate is None or candidate.introduction.finished is None:
                 continue
             try:
-                found[client] = wire.unpacked(guest.records, "personal", parts)
+                found[client] = wire.unpacked(candidate.records, "personal", parts)
             except MessageError as error:
                 self.refuse_kept(client, str(error))
         return found
@@ -212,5 +212,5 @@ class Roster:
         self.log("kept batch norm refused", client=client, reason=reason)
 
     def forget_kept(self) -> None:
-        """Free the batch norms that nodes sent, after they were used."""
-        self.present = {client: replace(guest, records=RecordDict()) for client, guest in self.present.items()}
+        """Let go of the batch norms that nodes came with, once they are used."""
+        self.present = {client: replace(candidate, records=RecordDict()) for client, candidate in self.present.items()}

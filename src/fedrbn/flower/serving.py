@@ -25,12 +25,12 @@ from fedrbn.flower.grid_execute import grid_execute
 from fedrbn.flower.handshake import Agreement, Introduction, agreement, too_large
 from fedrbn.flower.instructions import setup_for
 from fedrbn.flower.log import EventLog, RoundLog
-from fedrbn.flower.roster import Guest, Lobby
+from fedrbn.flower.roster import Candidate, NodeDiscovery
 from fedrbn.flower.settings import FlowerConfig, Values, experiment_of
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.recovery import recover
-from fedrbn.runs.store import place
-from fedrbn.runs.train import train_and_evaluate
+from fedrbn.runs.round_loop import train_and_evaluate
+from fedrbn.runs.store import run_folder
 from fedrbn.types import Role
 
 
@@ -71,8 +71,8 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
 
 
 def _directory(experiment: Experiment) -> RunDirectory:
-    """The run's directory, new or existing; a directory of another experiment is an error."""
-    path = Path(experiment.run.out) if experiment.run.out else place(Path("runs"), experiment, "flower-")
+    """The run's directory, new or as it was left; one of another experiment is refused."""
+    path = Path(experiment.run.out) if experiment.run.out else run_folder(Path("runs"), experiment, "flower-")
     if not (path / "config.toml").exists():
         return RunDirectory.create(path, experiment)
     directory = RunDirectory.open(path)
@@ -98,7 +98,7 @@ def _gathered(
     """Wait until enough nodes have introduced themselves, and admit those that agree."""
     token = _token(directory)
     setup = wire.text(setup_for(Role.ST, experiment, token))
-    lobby = Lobby(
+    discovery = NodeDiscovery(
         grid,
         setup,
         lambda node: too_large(node, experiment),
@@ -109,10 +109,10 @@ def _gathered(
     )
     log("waiting", nodes=settings.nodes, seconds=settings.wait)
     end = time.monotonic() + settings.wait
-    here, guests = _wait(lobby, settings, end)
-    common = _common(directory, settings, [guest.introduction for guest in guests])
-    federation = RemoteFederation(Terms(experiment, settings, common, token, directory, log), lobby)
-    federation.roster.update(here, guests)
+    here, candidates = _wait(discovery, settings, end)
+    common = _common(directory, settings, [candidate.introduction for candidate in candidates])
+    federation = RemoteFederation(Terms(experiment, settings, common, token, directory, log), discovery)
+    federation.roster.update(here, candidates)
     while len(federation.roster.present) < settings.nodes:
         if time.monotonic() > end:
             raise ConfigError(
@@ -124,18 +124,19 @@ def _gathered(
     return federation
 
 
-def _wait(lobby: Lobby, settings: FlowerConfig, end: float) -> tuple[set[int], list[Guest]]:
-    """The connected nodes, and the nodes that have introduced themselves, in order; enough of them, before `end`."""
-    guests: dict[int, Guest] = {}
+def _wait(discovery: NodeDiscovery, settings: FlowerConfig, end: float) -> tuple[set[int], list[Candidate]]:
+    """The nodes that are there, and those that have introduced themselves, in order: enough of them, before `end`."""
+    candidates: dict[int, Candidate] = {}
     while True:
-        here, new = lobby.newcomer_data()
-        guests = {node: guest for node, guest in guests.items() if node in here} | {guest.node: guest for guest in new}
-        if len(guests) >= settings.nodes:
-            return here, sorted(guests.values(), key=lambda guest: guest.place)
+        here, new = discovery.discover()
+        candidates = {node: known for node, known in candidates.items() if node in here}
+        candidates |= {candidate.node: candidate for candidate in new}
+        if len(candidates) >= settings.nodes:
+            return here, sorted(candidates.values(), key=lambda candidate: candidate.order)
         if time.monotonic() > end:
             raise ConfigError(
-                f"got {len(guests)} nodes that take part within {settings.wait:g} s; expected flower.nodes = "
-                f"{settings.nodes}. Start more SuperNodes; events.jsonl says why others were refused."
+                f"got {len(candidates)} nodes that take part within {settings.wait:g} s; expected flower.nodes = "
+                f"{settings.nodes}. Start more SuperNodes, or look in events.jsonl why others were refused."
             )
         time.sleep(settings.poll)
 

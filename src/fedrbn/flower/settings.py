@@ -17,7 +17,8 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from fedrbn import config
 from fedrbn.config import AttackConfig, Experiment, plugins
-from fedrbn.config.schema import PrivacyConfig, Section
+from fedrbn.config.schema import PrivacyConfig
+from fedrbn.config.section import Section
 from fedrbn.data import AVAILABLE
 from fedrbn.errors import ConfigError
 from fedrbn.federated.options import resolved

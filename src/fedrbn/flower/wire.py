@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema, core_schema
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
-from fedrbn.config.schema import Section
+from fedrbn.config.section import Section
 from fedrbn.errors import MessageError
 from fedrbn.types import Tensors
 

@@ -76,7 +76,7 @@ class Card(BaseModel):
 
 
 @dataclass(frozen=True)
-class Shipped:
+class ModelFile:
     """A model file that has been read."""
 
     card: Card
@@ -94,7 +94,7 @@ class Prediction:
     runner_up_probability: float
 
 
-def read(path: Path | str, *, network: str | None = None, trust: bool = False) -> Shipped:
+def read(path: Path | str, *, network: str | None = None, trust: bool = False) -> ModelFile:
     """Read a model file by its suffix.
 
     A safetensors file holds weights only, and its network must be a built-in one. For your own network pass
@@ -103,8 +103,8 @@ def read(path: Path | str, *, network: str | None = None, trust: bool = False) -
     """
     path = Path(path)
     if not path.is_file():
-        raise ModelFileError(f"got {path}, which is not a file; expected a model written by fedrbn export.")
-    readers: dict[str, Callable[[], Shipped]] = {
+        raise ModelFileError(f"got {path}, which is no file; expected a model written by fedrbn export.")
+    readers: dict[str, Callable[[], ModelFile]] = {
         ".safetensors": lambda: _read_safetensors(path, network),
         ".onnx": lambda: _read_onnx(path),
         ".pt2": lambda: _read_pt2(path, trust),
@@ -114,8 +114,8 @@ def read(path: Path | str, *, network: str | None = None, trust: bool = False) -
     return readers[path.suffix]()
 
 
-def predict(model: Shipped, images: Sequence[Path | str]) -> list[Prediction]:
-    """Classify image files; each is resized to the model's input size, as training images were."""
+def predict(model: ModelFile, images: Sequence[Path | str]) -> list[Prediction]:
+    """What the model sees in image files: each is squeezed to the model's size, as training images were."""
     pixels = torch.stack([_pixels(Path(image), model.card.image_shape) for image in images])
     with torch.no_grad():
         probabilities = model.logits(pixels).softmax(-1)
@@ -169,7 +169,7 @@ def structure(card: Card, network: str | None = None) -> nn.Module:
     return fold(built, torch.zeros(2, *card.image_shape)).net if card.folded else built
 
 
-def _read_safetensors(path: Path, network: str | None) -> Shipped:
+def _read_safetensors(path: Path, network: str | None) -> ModelFile:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             card = _card((file.metadata() or {}).get(KEY), path)
@@ -186,7 +186,7 @@ def _read_safetensors(path: Path, network: str | None) -> Shipped:
             f"{card.network!r}. The network has changed since the export: export it again."
         )
     load(net, values)
-    return Shipped(card, without_gradient(net))
+    return ModelFile(card, without_gradient(net))
 
 
 def _check_size(card: Card, held: int, path: Path) -> None:
@@ -204,7 +204,7 @@ def _check_size(card: Card, held: int, path: Path) -> None:
         )
 
 
-def _read_onnx(path: Path) -> Shipped:
+def _read_onnx(path: Path) -> ModelFile:
     runtime = _onnxruntime()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -222,7 +222,7 @@ def _read_onnx(path: Path) -> Shipped:
         except Exception as error:  # as above: the graph may not match the description
             raise ModelFileError(f"got {path}, which cannot be run ({error}); expected pixels to logits.") from None
 
-    return Shipped(card, logits)
+    return ModelFile(card, logits)
 
 
 def _onnxruntime() -> Any:
@@ -235,7 +235,7 @@ def _onnxruntime() -> Any:
     return onnxruntime
 
 
-def _read_pt2(path: Path, trust: bool) -> Shipped:
+def _read_pt2(path: Path, trust: bool) -> ModelFile:
     if not trust:
         raise ModelFileError(
             f"got {path}; expected .safetensors or .onnx, because reading a .pt2 can run code that is hidden in it. "
@@ -246,7 +246,7 @@ def _read_pt2(path: Path, trust: bool) -> Shipped:
         program = torch.export.load(str(path), extra_files=extra)
     except Exception as error:  # the zip file, its JSON or PyTorch's own archives inside may all fail
         raise ModelFileError(f"got {path}, which PyTorch cannot read ({error}); expected a .pt2 archive.") from None
-    return Shipped(_card(extra[f"{KEY}.json"], path), without_gradient(program.module()))
+    return ModelFile(_card(extra[f"{KEY}.json"], path), without_gradient(program.module()))
 
 
 def without_gradient(net: nn.Module) -> Logits:

@@ -23,14 +23,16 @@ from fedrbn.errors import FedRBNError, NetworkError
 from fedrbn.nets.check import cause
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, plain, single
 
-__all__ = ["NETWORKS", "Affine", "DualNet", "Source", "build", "dual", "plain", "single", "state_bytes"]
+__all__ = ["NETWORKS", "Affine", "DualNet", "NetworkSource", "build", "dual", "plain", "single", "state_bytes"]
 
-Source: TypeAlias = nn.Module | Callable[..., object]
-"""A network, or a factory for one: a function or the class of a network."""
+NetworkSource: TypeAlias = nn.Module | Callable[..., object]
+"""A ready network, or what makes one: a function, or the class of a network."""
 
 
-def build(source: str | Source, classes: int, width: float, image_shape: tuple[int, int, int], seed: int) -> nn.Module:
-    """A network for images of (channels, height, width) pixels; its weights depend only on `seed`.
+def build(
+    source: str | NetworkSource, classes: int, width: float, image_shape: tuple[int, int, int], seed: int
+) -> nn.Module:
+    """A network for images of (channels, height, width) pixels, with weights decided by `seed` alone.
 
     `source` is a key of `NETWORKS`, or `package.module:object` for your own, or such an object itself: a network, which
     is copied with its weights, or a factory, often the network's class. A factory receives those of classes,
@@ -71,10 +73,10 @@ def state_bytes(name: str, classes: int, width: float, image_shape: tuple[int, i
     return sum(int(tensor.nbytes) for tensor in net.state_dict().values())
 
 
-def _source(name: str) -> Source:
-    """The factory or network with this name."""
+def _source(name: str) -> NetworkSource:
+    """The factory or ready network behind a name."""
     if name in NETWORKS:
-        factory: Source = NETWORKS[name].load()
+        factory: NetworkSource = NETWORKS[name].load()
         return factory
     if name == GIVEN:
         raise given_again("network")

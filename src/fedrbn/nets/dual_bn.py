@@ -56,7 +56,7 @@ class _Segments:
     """All segments use the same rows, which are passed only once: the first layer that runs splits them."""
 
     def __call__(self, layer: DualBatchNorm, x: Tensor) -> Tensor:
-        """See `Normalise`."""
+        """See `NormaliseLayer`."""
         if len(self.segments) == 1:
             return layer.normalise(x, self.segments[0].branch, self.segments[0].stats)
         parts = [x] * len(self.segments) if self.together else _parted(x, self.segments)
@@ -66,16 +66,16 @@ class _Segments:
         )
 
 
-Normalise: TypeAlias = "Callable[[DualBatchNorm, Tensor], Tensor]"
-"""What batch-norm layers do in a call of the network: from the layer and its input to its output."""
+NormaliseLayer: TypeAlias = "Callable[[DualBatchNorm, Tensor], Tensor]"
+"""What a call of the network has its batch-norm layers do: from the layer and its input to its output."""
 
-_CALL: ContextVar[Normalise | None] = ContextVar("fedrbn dual batch-norm call", default=None)
+_CALL: ContextVar[NormaliseLayer | None] = ContextVar("fedrbn dual batch-norm call", default=None)
 _HELD: ContextVar[frozenset[DualBatchNorm]] = ContextVar("fedrbn held batch norms", default=frozenset())
 
 
 @contextmanager
-def _call(normalise: Normalise) -> Iterator[None]:
-    """Set what the batch-norm layers do within this block; nothing stays switched afterwards."""
+def _call(normalise: NormaliseLayer) -> Iterator[None]:
+    """Tell the batch-norm layers below this call what to do; nothing stays switched once it returns."""
     token = _CALL.set(normalise)
     try:
         yield
@@ -84,8 +84,8 @@ def _call(normalise: Normalise) -> Iterator[None]:
 
 
 @contextmanager
-def holding(layers: Iterable[DualBatchNorm]) -> Iterator[None]:
-    """Within this block these layers are frozen: they use their running statistics in every network call."""
+def frozen_layers(layers: Iterable[DualBatchNorm]) -> Iterator[None]:
+    """Within this block these layers are frozen: they use their running statistics, whatever the network call says."""
     token = _HELD.set(_HELD.get() | frozenset(layers))
     try:
         yield
@@ -201,7 +201,7 @@ class DualNet(nn.Module):
         """
         return fold(plain(self, branch), example).net
 
-    def through(self, x: Tensor, normalise: Normalise) -> Tensor:
+    def through(self, x: Tensor, normalise: NormaliseLayer) -> Tensor:
         """Logits in float32 with batch norm as given."""
         with _call(normalise):
             return cast(Tensor, self.network(x))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrbn.errors import NetworkError
-from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, Normalise
+from fedrbn.nets.dual_bn import DualBatchNorm, DualNet, NormaliseLayer
 from fedrbn.types import Branch, Tensors
 
 _Stacked: TypeAlias = Callable[[Tensor | None, float], Tensor]
@@ -46,8 +46,8 @@ class RowNorms:
             if isinstance(layer, DualBatchNorm)
         }
 
-    def __call__(self, rows: Tensor) -> Normalise:
-        """Batch norm for a batch; `rows` has `place(owner, branch)` for each row."""
+    def __call__(self, rows: Tensor) -> NormaliseLayer:
+        """Batch norm for a batch whose rows belong as `rows` says: `place(owner, branch)` for each."""
 
         def normalise(layer: DualBatchNorm, x: Tensor) -> Tensor:
             layer.clean._check_input_dim(x)  # type: ignore[no-untyped-call]

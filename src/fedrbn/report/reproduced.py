@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from fedrbn.report.charts import ScatterPoint, scatter
 from fedrbn.report.content import Figure, PageTable
-from fedrbn.reproduce.table import NOT_PERCENT, Number, printed_number
+from fedrbn.reproduce.table import Number
 from fedrbn.reproduce.table_file import TableFile
+from fedrbn.reproduce.table_text import NOT_PERCENT, printed_number
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class StatisticsShift:
 def measure(path: Path) -> dict[str, float]:
     """All shifts of a trained run, by their texts."""
     trained, assembly = load(path), assemble(RunDirectory.open(path).experiment())
-    clients = speakers(assembly.federation.clients)
+    clients = one_user_per_domain(assembly.federation.clients)
     pairs: dict[str, list[tuple[list[Moments], list[Moments]]]] = {
         "random": [attacked_moments(calibrated(trained.net, client), client, assembly) for client in clients],
         "trained": [attacked_moments(trained.dual_client(client.id), client, assembly) for client in clients],
@@ -101,7 +101,7 @@ def _texts(network: str, pairs: Sequence[tuple[list[Moments], list[Moments]]]) -
         yield f"shift {network} {number} variance", fmean(own.variance for own in found)
 
 
-def speakers(clients: Iterable[Client]) -> list[Client]:
+def one_user_per_domain(clients: Iterable[Client]) -> list[Client]:
     """One user for each domain, an AT user if there is one."""
     found: dict[str, Client] = {}
     for client in clients:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedrbn.config import ConfigError
 from fedrbn.hardware import cores
-from fedrbn.reproduce import declarations, experiment_cells, running, table
+from fedrbn.reproduce import declarations, experiment_cells, running, table, table_text
 from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.reproduce.running import TaskOutcome
 from fedrbn.reproduce.scales import SCALES
@@ -28,7 +28,7 @@ class Reproduced:
         return sum(outcome.error is not None for outcome in self.outcomes)
 
     def _repr_markdown_(self) -> str:
-        return table.markdown(self.table)
+        return table_text.markdown(self.table)
 
 
 def reproduce_experiment(
@@ -67,5 +67,5 @@ def reproduce_experiment(
         command=experiment_cells.command(name, scale, numbers, threat=threat, data=data, only=only),
     )
     folder = Path(out) / experiment_cells.folder_name(name, scale, threat, data)
-    table.write(filled, folder)
+    table_text.write(filled, folder)
     return Reproduced(filled, folder, tuple(outcomes))

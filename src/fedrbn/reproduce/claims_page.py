@@ -9,7 +9,7 @@ from pathlib import Path
 from fedrbn.reproduce import claims, verdicts
 from fedrbn.reproduce.claims import Claim, CostCheck, Gap, Place
 from fedrbn.reproduce.experiment_cells import Threat
-from fedrbn.reproduce.table import NOT_PERCENT
+from fedrbn.reproduce.table_text import NOT_PERCENT
 from fedrbn.reproduce.verdicts import Decided, Finding, Outcome, Verdict
 
 MARKS = {Outcome.HOLDS: "✓", Outcome.UNCLEAR: "≈", Outcome.OPPOSITE: "✗"}

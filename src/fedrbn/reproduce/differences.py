@@ -15,8 +15,8 @@ from fedrbn.reproduce.experiment_cells import Cell
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Tensors
 
-Answers: TypeAlias = dict[str, Tensors]
-"""For each client, whether each test sample was classified correctly, under a column's name."""
+ClientAnswers: TypeAlias = dict[str, Tensors]
+"""Of each client, whether each test sample was right, under a column's name."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def _difference(cell: Cell, base: Cell, metric: str, text: str, other: str, stor
     return Difference(cell.part, cell.column, metric, cell.row, base.row, seeds, *counts, outcome.p)
 
 
-def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[Answers, Answers] | None:
-    """The answers of two runs, each from one column, if both are about the same images under the same attack."""
+def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[ClientAnswers, ClientAnswers] | None:
+    """What two runs answered, each in one of its columns, if both were asked about the same images attacked alike."""
     here, there = reading.evaluation(ours[0]), reading.evaluation(theirs[0])
     if ours == theirs or here is None or there is None:
         return None
@@ -93,8 +93,8 @@ def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[Answers, An
     return (first, second) if first and second else None
 
 
-def _answers(path: Path, text: str, attack: str) -> Answers:
-    """The answers behind a number of the final evaluation; empty if the number is not one of its accuracies."""
+def _answers(path: Path, text: str, attack: str) -> ClientAnswers:
+    """The answers behind a number of the evaluation that ended the training; empty for what is no accuracy of it."""
     column = text.replace("ra", f"ra[{attack}]", 1) if text.startswith("ra") else text
     found = RunDirectory(path).answers(0)
     return {client: {"": answers[column]} for client, answers in found.items() if column in answers}

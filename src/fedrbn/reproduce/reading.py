@@ -27,14 +27,14 @@ from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.reproduce import measures
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.records import evaluations, rounds, stops
-from fedrbn.runs.store import place
+from fedrbn.runs.store import run_folder
 
 TERA = 1e12
 
 
 def directory(experiment: Experiment, store: Path) -> Path:
-    """The directory of a config's run in the store."""
-    return place(store, experiment)
+    """Where the run of a config is in the store."""
+    return run_folder(store, experiment)
 
 
 def readable(experiment: Experiment, store: Path) -> Path | None:
@@ -43,7 +43,7 @@ def readable(experiment: Experiment, store: Path) -> Path | None:
     Such a directory only leaves its cell of a table empty.
     """
     try:
-        return place(store, experiment)
+        return run_folder(store, experiment)
     except StorageError:
         return None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedrbn.federated.assemble import PreparedExperiment
+from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.fleet.probe import workload
-from fedrbn.fleet.replanning import ensure_replannable, next_duties, recorded
+from fedrbn.fleet.replanning import ensure_replannable, next_duties, recorded_duties
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.records import rounds
 
@@ -19,7 +19,7 @@ def with_next_duties(prepared: PreparedExperiment, directory: RunDirectory) -> P
     ensure_replannable(experiment, prepared.plan.method)
     records = rounds(directory)
     if records and records[-1].round >= prepared.plan.schedule.rounds:
-        duties = recorded(records[-1])
+        duties = recorded_duties(records[-1])
     else:
         duties = next_duties(
             experiment, members, lambda: workload(experiment, len(outline.classes), outline.image_shape), records

@@ -14,9 +14,9 @@ from dataclasses import replace
 from fedrbn.attacks import from_config
 from fedrbn.config import Experiment
 from fedrbn.errors import ConfigError
-from fedrbn.federated.assemble import PreparedExperiment
 from fedrbn.federated.methods import Method
 from fedrbn.federated.options import configure
+from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.privacy.accountant import privacy_record
 from fedrbn.runs.checkpoint import Checkpoint, DamagedError, encode, read
 from fedrbn.runs.directory import CHECKPOINTS, RunDirectory

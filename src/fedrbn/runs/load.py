@@ -23,7 +23,7 @@ from fedrbn.federated.options import configure
 from fedrbn.federated.prediction import predicting_branch
 from fedrbn.federated.protocol import ServerState
 from fedrbn.federated.server import Plan, round_of
-from fedrbn.nets import Source
+from fedrbn.nets import NetworkSource
 from fedrbn.nets.dual_bn import DualNet, plain
 from fedrbn.nets.state import load as load_tensors
 from fedrbn.runs.directory import RunDirectory
@@ -116,7 +116,7 @@ class Trained:
         return net.eval()
 
 
-def load(path: str | Path, network: Source | None = None) -> Trained:
+def load(path: str | Path, network: NetworkSource | None = None) -> Trained:
     """Open a run directory that has been trained: `load("runs/demo").client("plain-0")(pixels)`.
 
     `network` is needed if the run's network was passed as an object.

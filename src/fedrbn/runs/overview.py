@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedrbn.cost.durations import duration
 from fedrbn.cost.estimate import estimate
-from fedrbn.federated import memory
+from fedrbn.federated import memory_need
 from fedrbn.federated.assemble import Assembly
 from fedrbn.nets.check import check_forward
 from fedrbn.types import Role
@@ -21,13 +21,14 @@ def ensure_ready(assembly: Assembly) -> None:
     check_forward(assembly.net, federation.clients[0].train.pixels(slice(0, batch))[0], len(federation.classes))
     if next(assembly.net.parameters()).device.type != "cpu":
         return
-    needed = memory.of_run(assembly.net, federation, batch, assembly.workers)
-    memory.ensure_fits(
+    needed = memory_need.of_run(assembly.net, federation, batch, assembly.workers)
+    memory_need.ensure_fits(
         needed.total,
         f"images of {federation.image_shape[1]} x {federation.image_shape[2]} pixels, train.batch_size = {batch} and "
         f"{assembly.workers} worker(s)",
-        f"Weights need {memory.gigabytes(needed.weights)} of it, activations of batches "
-        f"{memory.gigabytes(needed.activations)}: lower data.image_size, model.width, train.batch_size or run.workers.",
+        f"Weights take {memory_need.gigabytes(needed.weights)} of it, batches on their way "
+        f"{memory_need.gigabytes(needed.activations)}: lower data.image_size, model.width, train.batch_size or "
+        "run.workers.",
     )
 
 
@@ -35,7 +36,7 @@ def overview(assembly: Assembly, finished: int = 0) -> list[str]:
     """The lines that describe the run after `finished` rounds; measures a few steps."""
     plan, train = assembly.plan, assembly.experiment.train
     at = sum(member.role is Role.AT for member in plan.members)
-    needed = memory.of_run(assembly.net, assembly.federation, train.batch_size, assembly.workers)
+    needed = memory_need.of_run(assembly.net, assembly.federation, train.batch_size, assembly.workers)
     seconds = estimate(assembly, finished)
     times = {"start-up": seconds.startup, "training": seconds.training, "evaluation": seconds.evaluation}
     return [
@@ -45,7 +46,7 @@ def overview(assembly: Assembly, finished: int = 0) -> list[str]:
         *assembly.hints,
         *_few(assembly),
         f"{plan.schedule.rounds - finished} rounds to go, {assembly.workers} worker(s); estimated memory "
-        f"{memory.gigabytes(needed.total)}; estimated time {duration(seconds.total)} "
+        f"{memory_need.gigabytes(needed.total)}; estimated time {duration(seconds.total)} "
         f"({', '.join(f'{name} {duration(each)}' for name, each in times.items())})",
     ]
 

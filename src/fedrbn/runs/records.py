@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
 from fedrbn.errors import StorageError
 from fedrbn.evaluation.records import EvaluationRecord, Line, RoundRecord, StopRecord
 from fedrbn.runs.directory import RunDirectory
-
-ATTEMPTS = "attempts.jsonl"
-"""One line for each time that clients were asked for a round, in runs with new noise each time."""
 
 _L = TypeVar("_L", bound=Line)
 
@@ -27,15 +23,15 @@ def stops(directory: RunDirectory) -> list[StopRecord]:
     return _checked(directory, "stops.jsonl", StopRecord)
 
 
-def repeated(directory: RunDirectory, finished: int) -> Counter[int]:
-    """How many extra times clients were asked for each round (from 0), after stops and kills."""
-    asked = Counter(int(line["round"]) - 1 for line in directory.records(ATTEMPTS))
-    return asked - Counter(range(finished))
-
-
 def evaluations(directory: RunDirectory) -> list[EvaluationRecord]:
     """The evaluations of a run, oldest first; empty if there is none yet."""
     return _checked(directory, "evaluations.jsonl", EvaluationRecord)
+
+
+def trained_in(directory: RunDirectory) -> Literal["bfloat16", "float32"] | None:
+    """What the rounds of a run were computed in, as its records say; None if none does."""
+    said = [record.precision for record in rounds(directory) if record.precision]
+    return None if not said else "bfloat16" if said[-1] == "bfloat16" else "float32"
 
 
 def _checked(directory: RunDirectory, name: str, kind: type[_L]) -> list[_L]:

@@ -15,7 +15,7 @@ from fedrbn.errors import ConfigError
 from fedrbn.evaluation.results import Evaluation, MethodComparison
 from fedrbn.federated.methods import METHODS
 from fedrbn.federated.options import options, resolved
-from fedrbn.runs.store import place
+from fedrbn.runs.store import run_folder
 from fedrbn.runs.train import resume, run
 from fedrbn.runs.watcher import Watcher
 
@@ -58,8 +58,8 @@ def cells(
 
 
 def complete(cell: SweepCell, store: Path, watcher: Watcher | None = None) -> Evaluation:
-    """The record of a cell's run: from the store if it is finished, otherwise run or continued now."""
-    path = place(store, cell.experiment)
+    """The record of a cell's run: from the store if it is there, else run or continued now."""
+    path = run_folder(store, cell.experiment)
     if not (path / "config.toml").exists():
         return run(cell.experiment, path, watcher=watcher)
     return resume(path, workers=cell.experiment.run.workers, watcher=watcher)

@@ -46,16 +46,16 @@ def planned_rounds(experiment: Experiment, members: tuple[Member, ...]) -> int:
     return Schedule(members, method, experiment.train, experiment.run.seed).rounds
 
 
-def beginning(directory: RunDirectory) -> RoundHistory:
+def history_at_start(directory: RunDirectory) -> RoundHistory:
     """The run before its first round."""
     members, _, _ = directory.description()
     roles = {member.id: member.role for member in members}
     return RoundHistory(planned_rounds(directory.experiment(), members), roles)
 
 
-def look(directory: RunDirectory, start: RoundHistory) -> RunStatus:
-    """The current status of the run. A line that is not complete yet is left for the next check."""
-    held = directory.held()  # first, so that everything written before the lock was released is seen below
+def run_status(directory: RunDirectory, start: RoundHistory) -> RunStatus:
+    """How the run stands now. A line that is half written is left for the next look."""
+    held = directory.held()  # asked first: what was written before it was let go is then seen below
     history = start.after(rounds(directory))
     if directory.records("evaluations.jsonl"):
         return RunStatus(history, RunStage.FINISHED)
@@ -69,11 +69,11 @@ def look(directory: RunDirectory, start: RoundHistory) -> RunStatus:
 def follow(path: Path, every: float = 1.0, sleep: Callable[[float], None] = time.sleep) -> Iterator[RunStatus]:
     """The status of the run now and after every change, until it is finished or stopped."""
     directory = RunDirectory.open(path)
-    start = beginning(directory)
+    start = history_at_start(directory)
     shown: RunStatus | None = None
     unheld = 0
     while True:
-        status = look(directory, start)
+        status = run_status(directory, start)
         unheld = unheld + 1 if status.stage is RunStage.STOPPED else 0
         if status != shown and unheld in (0, PATIENCE):
             yield status

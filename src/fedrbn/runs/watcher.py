@@ -79,17 +79,17 @@ class EachRound:
 
 
 @contextmanager
-def telling(
+def combined_watcher(
     title: str, *, progress: bool = False, on_round: OnRound | None = None, watcher: Watcher | None = None
 ) -> Iterator[Watcher | None]:
-    """All watchers as one; None if there are none. `progress` adds a display on stderr."""
+    """All that watch a run as one watcher; None if nobody does. `progress` is a display on stderr."""
     with ExitStack() as stack:
         watchers: list[Watcher] = [] if watcher is None else [watcher]
         if progress:
+            from fedrbn.runs.console import SafeConsole  # noqa: PLC0415
             from fedrbn.runs.display import Display  # noqa: PLC0415  (rich is slow to import)
-            from fedrbn.runs.page import Page  # noqa: PLC0415
 
-            watchers.append(stack.enter_context(Display(Page(err=True), title)))
+            watchers.append(stack.enter_context(Display(SafeConsole(err=True), title)))
         if on_round is not None:
             watchers.append(EachRound(on_round))
         yield Watchers(watchers) if watchers else None

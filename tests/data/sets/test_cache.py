@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedrbn.data.samples import Samples
-from fedrbn.data.sets.cache import Expected, Parts, cache_folder, cached
+from fedrbn.data.sets.cache import Expected, TrainAndTest, cache_folder, cached
 
 EXPECTED = Expected(train=3, test=2, shape=(3, 4, 4), classes=10)
 
@@ -19,14 +19,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _parts(pixel: int = 7, train: int = 3, label: int = 9, side: int = 4) -> Parts:
+def _parts(pixel: int = 7, train: int = 3, label: int = 9, side: int = 4) -> TrainAndTest:
     def samples(count: int) -> Samples:
         return Samples(torch.full((count, 3, side, side), pixel, dtype=torch.uint8), torch.full((count,), label))
 
     return samples(train), samples(2)
 
 
-def _pixel(parts: Parts) -> int:
+def _pixel(parts: TrainAndTest) -> int:
     return int(parts[0].images[0, 0, 0, 0])
 
 
@@ -45,7 +45,7 @@ def test_keys_are_apart(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [_parts(1, train=4), _parts(1, label=10), _parts(1, label=-1), _parts(1, side=5)])
-def test_unexpected_contents_are_made_again(folder: Path, wrong: Parts) -> None:
+def test_unexpected_contents_are_made_again(folder: Path, wrong: TrainAndTest) -> None:
     cached("key", EXPECTED, lambda: wrong)
     assert _pixel(cached("key", EXPECTED, lambda: _parts(2))) == 2
     assert _pixel(cached("key", EXPECTED, lambda: _parts(3))) == 2  # and stored

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -60,21 +61,23 @@ def test_contributions_are_not_changed_and_not_aliased() -> None:
     assert [c.tensors["w"].item() for c in sent] == [1.0, 3.0]
 
 
-def test_contributions_are_folded_one_by_one() -> None:
-    """When the second is asked for, the first has been dropped: memory does not grow with the number of clients."""
+def watched_contributions() -> Iterator[Contribution]:
+    """w = 0 … 4 of AT users with losses 0 … 4. When one is asked for, at most the one before it may be in memory."""
     alive: list[int] = []
 
     class Counted(dict):  # type: ignore[type-arg]
         def __del__(self) -> None:
             alive.pop()
 
-    def stream():  # type: ignore[no-untyped-def]
-        for i in range(5):
-            assert len(alive) <= 1
-            alive.append(i)
-            yield Contribution(f"c{i}", Counted(w=torch.tensor([float(i)])), 1.0)
+    for i in range(5):
+        assert len(alive) <= 1
+        alive.append(i)
+        yield Contribution(f"c{i}", Counted(w=torch.tensor([float(i)])), 1.0, Role.AT, float(i))
 
-    assert mean(start(w=0.0), stream())["w"].item() == pytest.approx(2.0)
+
+def test_contributions_are_folded_one_by_one() -> None:
+    """When the second is asked for, the first has been dropped: memory does not grow with the number of clients."""
+    assert mean(start(w=0.0), watched_contributions())["w"].item() == pytest.approx(2.0)
 
 
 def reported(client: str, weight: float, value: float, loss: float | None) -> Contribution:
@@ -142,20 +145,8 @@ def test_slack_is_that_of_the_release_by_default() -> None:
 
 
 def test_slack_drops_each_upload_before_the_next_arrives() -> None:
-    alive: list[int] = []
-
-    class Counted(dict):  # type: ignore[type-arg]
-        def __del__(self) -> None:
-            alive.pop()
-
-    def stream():  # type: ignore[no-untyped-def]
-        for i in range(5):
-            assert len(alive) <= 1
-            alive.append(i)
-            yield Contribution(f"c{i}", Counted(w=torch.tensor([float(i)])), 1.0, Role.AT, float(i))
-
     # factors 7/6, 5/6, 5/6, 5/6, 5/6 of 0 … 4: (5/6) · (1 + 2 + 3 + 4) / (27/6) = 50 / 27
-    assert Slack(1 / 6)(start(w=0.0), stream())["w"].item() == pytest.approx(50 / 27)
+    assert Slack(1 / 6)(start(w=0.0), watched_contributions())["w"].item() == pytest.approx(50 / 27)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.0])

@@ -15,7 +15,7 @@ import torch
 from fedrbn.data.prepared import read_arrays
 from fedrbn.data.samples import Samples
 
-Parts = tuple[Samples, Samples]
+TrainAndTest = tuple[Samples, Samples]
 """The train and the test part of a domain."""
 
 
@@ -44,8 +44,8 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path("~/.cache").expanduser()) / "fedrbn"
 
 
-def cached(key: str, expected: Expected, make: Callable[[], Parts]) -> Parts:
-    """The parts stored under this key, or newly generated ones, which are then stored if the folder is writable."""
+def cached(key: str, expected: Expected, make: Callable[[], TrainAndTest]) -> TrainAndTest:
+    """The parts stored under this key, or newly made ones, which are then stored if the folder can be written."""
     path = cache_folder() / f"{key}.npz"
     stored = _read(path, expected)
     if stored is not None:
@@ -56,8 +56,8 @@ def cached(key: str, expected: Expected, make: Callable[[], Parts]) -> Parts:
     return parts
 
 
-def _read(path: Path, expected: Expected) -> Parts | None:
-    """The stored parts, or None if there are none or they are not as expected."""
+def _read(path: Path, expected: Expected) -> TrainAndTest | None:
+    """The stored parts, or None if there are none or anything about them is not as expected."""
     try:
         archive = read_arrays(path, ("train_images", "train_labels", "test_images", "test_labels"))
         train, test = (
@@ -69,8 +69,8 @@ def _read(path: Path, expected: Expected) -> Parts | None:
     return (train, test) if expected.fits(train, expected.train) and expected.fits(test, expected.test) else None
 
 
-def _write(path: Path, parts: Parts) -> None:
-    """Write a temporary file and rename it: readers see the complete file or none."""
+def _write(path: Path, parts: TrainAndTest) -> None:
+    """Write beside the target and rename: readers see the whole file or none."""
     train, test = parts
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from fedrbn.data.imaging import blur, mix, place, resized_samples, smooth_noise, to_bytes, uniform
 from fedrbn.data.samples import DataSet, Domain, Samples
-from fedrbn.data.sets.cache import Expected, Parts, cached
+from fedrbn.data.sets.cache import Expected, TrainAndTest, cached
 from fedrbn.data.sets.lettering import BOLD, Style, numbers
 from fedrbn.data.sets.synth_digits import synthetic_pictures
 from fedrbn.data.train_test import stratified
@@ -59,7 +59,7 @@ _Paint = Callable[[Handwriting, np.random.Generator], Tensor]
 """Draws a domain's images [n, 3, 28, 28] in [0, 1] from handwritten digits, or from their labels alone."""
 
 
-def _parts(paint: _Paint, domain: int) -> Parts:
+def _parts(paint: _Paint, domain: int) -> TrainAndTest:
     source = handwritten()
     train, test = (
         _painted(

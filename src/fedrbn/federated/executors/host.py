@@ -25,7 +25,7 @@ class ClientHost:
     clients: dict[str, Client]
     net: DualNet
     store: Path | None = None
-    """Where clients store what a method remembers between rounds; see `federated.training.memory`."""
+    """Where clients keep what a method has to remember from round to round; see `federated.training.memory`."""
     privacy: Privacy = field(default_factory=Privacy)
     """What clients apply to their uploads before sending them."""
 

@@ -11,24 +11,19 @@ import copy
 import math
 import multiprocessing.connection
 import signal
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import is_dataclass, replace
-from functools import partial
-from pathlib import Path
-from types import FunctionType
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing as mp
-from torch import nn
 
 from fedrbn.errors import FederationError
+from fedrbn.federated.executors.grouping import EvaluationGroups, JobGroup, PartMerger, perform_group
 from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.shared_memory import BorrowedBuffers, Returned, SharedBuffers, packed, share, unpacked
-from fedrbn.federated.executors.together import Group, Together, Whole, perform_all
 from fedrbn.federated.protocol import Execute, Failure, Job, Result, Round
 from fedrbn.hardware import keep_memory
 
@@ -47,58 +42,22 @@ def processes(host: ClientHost, workers: int) -> Iterator[Execute]:
     try:
         for worker in pool:
             worker.start()
-        together = Together(host)
+        together = EvaluationGroups(host)
         yield lambda round_, jobs: _dispatch(pool, buffers, together, round_, jobs)
     finally:
         for worker in pool:
             worker.stop()
 
 
-def unsendable(*parts: object) -> str | None:
-    """Why these objects cannot be sent to a worker process; None if they can.
-
-    Classes and functions are sent by name. One that is defined inside a function has no name that can be imported, and
-    one that is defined in a notebook or at a prompt exists only there.
-    """
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    prompt = script is None or not Path(script).is_file()
-    for code in _code_of(list(parts)):
-        if "<locals>" in code.__qualname__:
-            return f"{code.__qualname__}, which is defined inside a function"
-        if prompt and code.__module__ == "__main__":
-            return f"{code.__qualname__}, which is defined in a notebook or at a prompt"
-    return None
-
-
-def _code_of(waiting: list[object]) -> Iterator[type | FunctionType]:
-    """The classes and functions that these objects consist of: networks, dataclasses and what they contain."""
-    seen: set[int] = set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen or isinstance(value, torch.Tensor):
-            continue
-        seen.add(id(value))
-        if isinstance(value, type | FunctionType):
-            yield value
-        elif isinstance(value, list | tuple | set | frozenset):
-            waiting += value
-        elif isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, nn.Module) or is_dataclass(value):
-            waiting += [type(value), *vars(value).values()]
-        elif isinstance(value, partial):
-            waiting += [value.func, value.args, value.keywords]
-
-
 def _dispatch(
-    pool: Sequence[_Worker], buffers: SharedBuffers, together: Together, round_: Round, jobs: Iterable[Job]
+    pool: Sequence[_Worker], buffers: SharedBuffers, together: EvaluationGroups, round_: Round, jobs: Iterable[Job]
 ) -> Iterator[Result]:
     """Give each worker one group of jobs at a time; a worker that is done gets the next group."""
     for worker in pool:
         worker.drop()  # left over from an abandoned round: its late answers must not count as answers to this one
     buffers.take_back()  # no worker reads the weights of an earlier round any longer
     round_ = replace(round_, shared=buffers.put(round_.shared).views() if round_.shared else {})
-    whole = Whole(jobs)
+    whole = PartMerger(jobs)
     waiting = together.grouped(round_, whole)
     for worker, group in zip(pool, waiting, strict=False):
         worker.take(_Task(round_, group))
@@ -110,7 +69,7 @@ def _dispatch(
                 if following is not None:
                     worker.take(_Task(round_, following))
                 parts = zip(task.group, results, strict=True)
-                yield from (found for part, result in parts if (found := whole.whole(part, result)) is not None)
+                yield from (found for part, result in parts if (found := whole.add(part, result)) is not None)
 
 
 def _with_news(busy: Sequence[_Worker]) -> list[_Worker]:
@@ -139,7 +98,7 @@ class _Task(NamedTuple):
     """Jobs that run together and the round they belong to."""
 
     round: Round
-    group: Group
+    group: JobGroup
 
     def failed(self, cause: str) -> list[Result]:
         return [Failure(part.job.client, self.round.number, cause) for part in self.group]
@@ -310,6 +269,6 @@ def _work(line: Any, host: ClientHost) -> None:
                 buffers.take_back(message)
             elif round_ is not None:
                 jobs = [unpacked(each) for each in message]
-                line.send([packed(result, buffers) for result in perform_all(host, round_, jobs)])
-        except (EOFError, ConnectionError):  # the parent closed the connection, perhaps without waiting for the answer
+                line.send([packed(result, buffers) for result in perform_group(host, round_, jobs)])
+        except (EOFError, ConnectionError):  # the parent has closed the line, perhaps without waiting for the answer
             return

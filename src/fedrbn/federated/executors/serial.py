@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from fedrbn.federated.executors.grouping import EvaluationGroups, PartMerger, perform_group
 from fedrbn.federated.executors.host import ClientHost
-from fedrbn.federated.executors.together import Together, Whole, perform_all
 from fedrbn.federated.protocol import Execute, Job, Result, Round
 from fedrbn.hardware import kept_memory, one_thread
 
 
 def serial(host: ClientHost) -> Execute:
-    """Runs clients one after another in this process; evaluations run together where possible."""
-    together = Together(host)
+    """Clients one after another in this process; evaluations of several at once, where they can be."""
+    together = EvaluationGroups(host)
 
     def execute(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
-        whole = Whole(jobs)
+        whole = PartMerger(jobs)
         for group in together.grouped(round_, whole):
             with one_thread():
-                results = perform_all(host, round_, [part.job for part in group])
+                results = perform_group(host, round_, [part.job for part in group])
             for part, result in zip(group, results, strict=True):
-                complete = whole.whole(part, result)
+                complete = whole.add(part, result)
                 if complete is not None:
                     yield complete
 

@@ -37,11 +37,11 @@ class JobPart(NamedTuple):
     job: Job
 
 
-Group: TypeAlias = tuple[JobPart, ...]
-"""Parts that run together."""
+JobGroup: TypeAlias = tuple[JobPart, ...]
+"""Parts that are done together."""
 
 
-class Together:
+class EvaluationGroups:
     """How the jobs of a host's clients are grouped."""
 
     def __init__(self, host: ClientHost) -> None:
@@ -51,9 +51,9 @@ class Together:
         self._personal = {n for each in names for n in (*each.statistics, each.count, *each.affine)}
         self._shapes = {name: tensor.shape for name, tensor in tensors(host.net).items()}
 
-    def grouped(self, round_: Round, jobs: Iterable[Job]) -> Iterator[Group]:
-        """All jobs in parts: training jobs one by one as they come, evaluations once all of them are known."""
-        alone: list[Group] = []
+    def grouped(self, round_: Round, jobs: Iterable[Job]) -> Iterator[JobGroup]:
+        """All jobs in parts: training at once and one by one, evaluations once all of them are known."""
+        alone: list[JobGroup] = []
         together: dict[int, list[tuple[JobPart, int]]] = defaultdict(list)
         for number, job in enumerate(jobs):
             if not (isinstance(job, Evaluate) and job.questions):
@@ -108,8 +108,8 @@ def _looked_at(question: Question, images: int) -> int:
     return images if question.limit is None else min(images, question.limit)
 
 
-def _cut(parts: Sequence[tuple[JobPart, int]]) -> list[Group]:
-    """Adjacent parts in groups with about the same number of images each, about `GROUP` at most."""
+def _cut(parts: Sequence[tuple[JobPart, int]]) -> list[JobGroup]:
+    """Neighbours in groups of about as many images each, about `GROUP` at most."""
     total = sum(images for _, images in parts)
     count = max(1, math.ceil(total / GROUP))
     groups: list[list[JobPart]] = [[] for _ in range(count)]
@@ -121,8 +121,8 @@ def _cut(parts: Sequence[tuple[JobPart, int]]) -> list[Group]:
     return [tuple(group) for group in groups if group]
 
 
-def perform_all(host: ClientHost, round_: Round, jobs: Sequence[Job]) -> list[Result]:
-    """Run the jobs of a group: a single one as usual, several evaluations together."""
+def perform_group(host: ClientHost, round_: Round, jobs: Sequence[Job]) -> list[Result]:
+    """Do the jobs of a group: a single one as ever, several evaluations together."""
     asked = [job for job in jobs if isinstance(job, Evaluate)]
     if len(jobs) == 1 or len(asked) < len(jobs):
         return [perform(host, round_, job) for job in jobs]
@@ -146,8 +146,8 @@ def _asking(host: ClientHost, round_: Round, job: Evaluate) -> Callable[[Network
     return lambda net: answers(net, host.clients[job.client], round_, job)
 
 
-class Whole:
-    """Joins the parts of each client's answers, in the order of its questions."""
+class PartMerger:
+    """Puts the parts of each client's answers together, in the order of its questions."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._jobs = jobs
@@ -160,8 +160,8 @@ class Whole:
             self._questions[number] = len(job.questions) if isinstance(job, Evaluate) else 0
             yield job
 
-    def whole(self, part: JobPart, result: Result) -> Result | None:
-        """The result of the whole job, if this was its last part. If one part fails, the job fails."""
+    def add(self, part: JobPart, result: Result) -> Result | None:
+        """The result of the whole job, if this was its last part. One part that failed is the failure of the job."""
         found = self._found[part.number]
         found.append((part, result))
         answered = sum(len(each.job.questions) for each, _ in found if isinstance(each.job, Evaluate))

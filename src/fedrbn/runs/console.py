@@ -10,8 +10,8 @@ from rich.text import Text
 from fedrbn.runs.printable import printable
 
 
-class Page(Console):
-    """A console that does not interpret markup or emoji codes in text, and removes escape sequences.
+class SafeConsole(Console):
+    """A console that reads no markup and no emoji codes in text, and passes on no escape sequence of it.
 
     `render_str` renders every text of a table, including its title and caption.
     """

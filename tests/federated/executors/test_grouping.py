@@ -18,10 +18,10 @@ from fedrbn.data.samples import Samples
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy
 from fedrbn.evaluation.diagnosis import Diagnosis
 from fedrbn.federated.aggregation.layout import Local
-from fedrbn.federated.executors import lockstep, together
+from fedrbn.federated.executors import grouping, lockstep
+from fedrbn.federated.executors.grouping import EvaluationGroups
 from fedrbn.federated.executors.host import ClientHost, perform
 from fedrbn.federated.executors.serial import serial
-from fedrbn.federated.executors.together import Together
 from fedrbn.federated.methods import METHODS, Method
 from fedrbn.federated.protocol import Answers, Evaluate, Failure, Network, Round
 from fedrbn.federated.server import federate, initial_state, round_of
@@ -57,7 +57,7 @@ METHODS_TOGETHER["bn-stats"] = replace(METHODS["fedrbn"](ATTACK), local=Local.ST
 @pytest.mark.parametrize("method", METHODS_TOGETHER.values(), ids=METHODS_TOGETHER.keys())
 def test_together_clients_answer_what_each_answers_alone(method: Method) -> None:
     host, round_, jobs = trained(method)
-    assert max(len(group) for group in Together(host).grouped(round_, jobs)) >= 4, "these do share passes"
+    assert max(len(group) for group in EvaluationGroups(host).grouped(round_, jobs)) >= 4, "these do share passes"
     found = {result.client: result for result in serial(host)(round_, jobs)}
     for job in jobs:
         alone, result = perform(host, round_, job), found[job.client]
@@ -88,7 +88,7 @@ def test_autoattack_gives_every_client_the_images_that_it_finds_alone() -> None:
 @pytest.mark.parametrize("name", ["fatmeta", "local-at"])
 def test_clients_that_adapt_or_share_nothing_are_evaluated_one_by_one(name: str) -> None:
     host, round_, jobs = trained(METHODS[name](ATTACK))
-    groups = list(Together(host).grouped(round_, jobs))
+    groups = list(EvaluationGroups(host).grouped(round_, jobs))
     assert [[part.job.client for part in group] for group in groups] == [[name] for name in WHO]
     assert all(part.job == jobs[part.number] for group in groups for part in group)
 
@@ -96,7 +96,7 @@ def test_clients_that_adapt_or_share_nothing_are_evaluated_one_by_one(name: str)
 def test_questions_about_many_images_stay_with_their_client() -> None:
     """c3 has 150 test images: its first three questions are about all of them, the others about few."""
     host, round_, jobs = trained(METHODS["fatbn"](ATTACK))
-    groups = list(Together(host).grouped(round_, jobs))
+    groups = list(EvaluationGroups(host).grouped(round_, jobs))
     asked = [[(p.job.client, QUESTIONS.index(q)) for p in g for q in p.job.questions] for g in groups]  # type: ignore[union-attr]
     assert [("c3", 0), ("c3", 1), ("c3", 2)] in asked
     assert [(client, 4) for client in WHO] in asked
@@ -106,8 +106,8 @@ def test_questions_about_many_images_stay_with_their_client() -> None:
 def test_groups_have_as_many_images_each() -> None:
     """50 clients of 20 images are 1,000: four groups of up to 256, of 12 or 13 clients each."""
     job = Evaluate("c", {}, "test", ())
-    parts = [(together.JobPart(number, 0, job), 20) for number in range(50)]
-    groups = together._cut(parts)
+    parts = [(grouping.JobPart(number, 0, job), 20) for number in range(50)]
+    groups = grouping._cut(parts)
     assert [len(group) for group in groups] == [12, 13, 12, 13]
     assert [part.number for group in groups for part in group] == list(range(50))
 

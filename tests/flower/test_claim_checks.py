@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedrbn.federated.donors import BN_EPSILON
-from fedrbn.flower.claims import branch_distance, suspicions
+from fedrbn.flower.claim_checks import branch_distance, suspicions
 from fedrbn.nets.state import BNNames
 from fedrbn.types import Branch, Tensors
 

@@ -12,7 +12,7 @@ import fedrbn
 from fedrbn import config
 from fedrbn.data.samples import Client, Federation, Samples
 from fedrbn.errors import HardwareError
-from fedrbn.federated import memory
+from fedrbn.federated import memory_need
 from fedrbn.federated.assemble import assemble
 from fedrbn.nets.dual_bn import dual
 from fedrbn.types import Role
@@ -27,25 +27,27 @@ def network() -> nn.Sequential:
 def test_activations_of_one_image() -> None:
     # Kept for the backward pass, in float32: the image for the convolution (3 · 8 · 8), its output for batch norm
     # (4 · 6 · 6), that of batch norm for the linear layer (4 · 6 · 6); and for both images, mean and 1/σ of 4 channels.
-    assert memory.activations(dual(network()), (3, 8, 8)) == 4 * (192 + 144 + 144) + 4 * 2 * 4 // 2
+    assert memory_need.activations(dual(network()), (3, 8, 8)) == 4 * (192 + 144 + 144) + 4 * 2 * 4 // 2
 
 
 def test_copies_of_the_weights() -> None:
-    assert memory.of_weights(100, workers=1) == 800  # four on the server, four for the worker
-    assert memory.of_weights(100, workers=3) == 1600
+    assert memory_need.of_weights(100, workers=1) == 800  # four on the server, four for the worker
+    assert memory_need.of_weights(100, workers=3) == 1600
 
 
 def test_a_run_is_the_sum_of_its_parts() -> None:
     samples = Samples(torch.zeros(20, 3, 8, 8, dtype=torch.uint8), torch.arange(20) % 2)
     client = Client("a-0", "a", Role.AT, samples, samples, samples)
-    needed = memory.of_run(dual(network()), Federation((client,), ("a",), {"a": "a"}, ("x", "y"), True), 16, workers=1)
+    needed = memory_need.of_run(
+        dual(network()), Federation((client,), ("a",), {"a": "a"}, ("x", "y"), True), 16, workers=1
+    )
     assert needed.images == 3 * 20 * (192 + 8)
     assert needed.activations == 2 * 32 * 1936  # 16 clean and 16 attacked images are more than the 20 of the test
     assert needed.total == needed.weights + needed.activations + needed.images + needed.processes
 
 
 def test_a_network_that_cannot_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(memory_need, "available_memory", lambda: 8 * GIB)
     experiment = config.make({"data": {"image_size": 256}, "model": {"width": 1.0}, "run": {"workers": 2}})
     message = r"network 'digits' for images of 256 x 256.*needs about \d+\.\d GiB.*most the 8.0 GiB.*resnet18"
     with pytest.raises(HardwareError, match=message):
@@ -55,7 +57,7 @@ def test_a_network_that_cannot_fit_is_refused_before_it_is_made(monkeypatch: pyt
 def test_a_run_that_cannot_fit_is_refused_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: object
 ) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 100 * 2**20)
+    monkeypatch.setattr(memory_need, "available_memory", lambda: 100 * 2**20)
     with pytest.raises(
         HardwareError, match=r"28 x 28 pixels, train.batch_size = 32 and 1 worker.*lower data.image_size"
     ):
@@ -64,10 +66,10 @@ def test_a_run_that_cannot_fit_is_refused_before_it_starts(
 
 
 def test_where_the_system_does_not_say_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: None)
-    memory.ensure_fits(10**15, "all", "")
+    monkeypatch.setattr(memory_need, "available_memory", lambda: None)
+    memory_need.ensure_fits(10**15, "all", "")
 
 
 def test_for_people() -> None:
-    assert memory.gigabytes(3 * GIB // 2) == "1.5 GiB"
-    assert memory.gigabytes(300 * 2**20) == "300 MiB"
+    assert memory_need.gigabytes(3 * GIB // 2) == "1.5 GiB"
+    assert memory_need.gigabytes(300 * 2**20) == "300 MiB"

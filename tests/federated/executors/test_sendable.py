@@ -17,7 +17,7 @@ from fedrbn.config import Experiment
 from fedrbn.errors import ConfigError, FederationError
 from fedrbn.federated.assemble import assemble
 from fedrbn.federated.executors import processes
-from fedrbn.federated.executors.processes import unsendable
+from fedrbn.federated.executors.sendable import unsendable
 from fedrbn.federated.methods import METHODS
 from fedrbn.nets.digits import digits_cnn
 
