@@ -89,7 +89,7 @@ def in_own_process(play_rounds: Callable[[Any], None]) -> Iterator[Callable[[], 
 
 
 def plain_loop() -> AbstractContextManager[Callable[[], None]]:
-    """Users one after another in a process of its own with PyTorch's default threads."""
+    """Users one after another in a separate process with PyTorch's default threads."""
     return in_own_process(_loop)
 
 
@@ -174,7 +174,7 @@ def federation(precision: torch.dtype | None = None) -> tuple[ClientHost, Plan, 
 
 
 def our_own_process() -> AbstractContextManager[Callable[[], None]]:
-    """`federate` in one process as `fedrbn run --workers 1` does it, whatever threads its caller has."""
+    """`federate` in one process, as in `fedrbn run --workers 1`, independent of the caller's threads."""
     return in_own_process(_federate)
 
 

@@ -541,7 +541,7 @@ def test_rows_are_compared_sample_by_sample(tmp_path: Path) -> None:
     assert clean.only_against == int((both[1] & ~both[0]).sum())
     assert clean.only_row + clean.only_against > 0, "the two methods answer alike, so that this test shows nothing"
     page = table_text.markdown(made)
-    assert "Against FATBN, in points" in page
+    assert "Compared with FATBN, in points" in page
     assert f"| FATAvg | {robust.mean:+.1f} ± {robust.std:.1f} (2; p" in page
     assert table_text.values(made)["differences"][1]["mean"] == clean.mean
 

@@ -325,7 +325,7 @@ def test_a_full_disk_is_an_error_with_a_remedy_and_what_was_there_stays(director
     before = {path.name: path.read_bytes() for path in directory.path.iterdir()}
     with (
         files_of_at_most(len(before["rounds.jsonl"]) + 5),
-        pytest.raises(StorageError, match=r"cannot be written \(File too large\); expected .* make room"),
+        pytest.raises(StorageError, match=r"cannot be written \(File too large\); expected .* free some space"),
     ):
         WRITES[what](directory)
     after = {path.name: path.read_bytes() for path in directory.path.iterdir()}

@@ -121,7 +121,7 @@ def test_a_store_does_not_give_an_extended_run_for_the_shorter_one(three: Path, 
     assert complete(SweepCell("", experiment), tmp_path)["key"] == experiment.key()
     with RunDirectory.open(former).locked():
         extension.extend(RunDirectory.open(former), 5)
-    with pytest.raises(StorageError, match=r"holds another experiment by now .*differs in train\.rounds"):
+    with pytest.raises(StorageError, match=r"holds another experiment \(.*differs in train\.rounds"):
         run_folder(tmp_path, experiment)
 
 

@@ -117,7 +117,7 @@ def square(eps: float = 8 / 255, queries: int = 5000) -> AutoAttack:
 
 
 def apgd(eps: float = 8 / 255, loss: Literal["ce", "dlr", "t"] = "ce") -> AutoAttack:
-    """APGD alone: 100 steps of self-chosen length on the cross-entropy, the DLR loss or the targeted DLR loss."""
+    """Only APGD: 100 steps of adaptive size on the cross-entropy, the DLR loss or the targeted DLR loss."""
     parts: dict[str, AttackPart] = {"ce": "apgd-ce", "dlr": "apgd-dlr", "t": "apgd-t"}
     if loss not in parts:
         raise AttackError(f"got loss {loss!r}; expected ce, dlr or t (targeted dlr). Choose one of these.")

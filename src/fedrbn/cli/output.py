@@ -24,7 +24,7 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def console(*, err: bool = False) -> Console:
-    """The terminal, or a wide page where the output is a file or a pipe, which have no width of their own."""
+    """The terminal; if the output is a file or a pipe, which have no width, a wide page."""
     from fedrbn.runs.console import SafeConsole
 
     plain = SafeConsole(err=err)

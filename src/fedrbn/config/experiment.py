@@ -130,12 +130,12 @@ def _given_name(values: Mapping[str, Any], section: str, default: str) -> str:
 
 
 def from_toml(text: str) -> Experiment:
-    """The experiment that `Experiment.to_toml` wrote: nothing is filled in from a data set's defaults."""
+    """The experiment that `Experiment.to_toml` wrote; a data set's defaults are not applied."""
     return from_values(parse_toml(text))
 
 
 def from_values(values: Mapping[str, Any]) -> Experiment:
-    """The experiment that `Experiment.deciding` described: nothing is filled in from a data set's defaults."""
+    """The experiment that `Experiment.deciding` described; a data set's defaults are not applied."""
     try:
         return Experiment.model_validate(values)
     except ValidationError as error:

@@ -37,10 +37,10 @@ Speeds = tuple[Rate, Rate, Rate]
 
 
 class DutyConfig(Section):
-    """What a client does, and what its device can do, for whoever plans again."""
+    """What a client does, and what its device can do, which is needed to plan again."""
 
     at_share: float = Field(default=0.0, ge=0, le=1)
-    """The chance of each batch to be adversarial."""
+    """The probability that a batch is adversarial."""
     lam: float | None = Field(default=None, ge=0, le=1)
     """λ of a client without adversarial batches: 0 is plain standard training, None the method's."""
     speed: Speeds | None = None
@@ -64,7 +64,7 @@ class DutiesConfig(Section):
     """A plan: a duty for every client. `fedrbn plan -o` writes one."""
 
     deadline: float | None = Field(default=None, gt=0)
-    """Seconds per round that it was made for."""
+    """The deadline that the plan was made for, in seconds per round."""
     clients: dict[str, DutyConfig] = Field(min_length=1)
 
 
@@ -77,23 +77,23 @@ class FederationConfig(Section):
     users_per_domain: int = Field(default=10, ge=1)
     """Users that share each domain's images."""
     fraction: Share = 0.3
-    """Part of each domain's training images that is used at all."""
+    """Part of each domain's training images that is used."""
     validation: float = Field(default=0.5, ge=0, lt=1)
     """Part of each user's training images that is held out for model selection."""
     partition: Partition = Partition()
     """How images are spread over users: uniform, dirichlet (sizes), label-skew, or a table with concentrations."""
     min_samples: int = Field(default=4, ge=2)
-    """Fewest training images a user may end up with (batch norm needs at least two)."""
+    """Minimum number of training images per user (batch norm needs at least two)."""
     test_samples: int | None = Field(default=None, ge=1)
-    """Most test images per user; None uses all. The test set of a domain is split among its users."""
+    """Maximum number of test images per user; None uses all. The test set of a domain is split among its users."""
     participants: Annotated[int, Field(ge=1)] | Share | None = None
-    """Users per round: a number, a share of all, or None for everybody."""
+    """Users per round: a number, a share of all, or None for all users."""
     at: AtUsers = 0.2
     """AT users: a ratio per domain, names of domains or users, or {ratio, domains} for the first or named domains."""
     duties: DutiesConfig | None = None
-    """A duty for every client in place of `at`: a file that fedrbn plan -o has written; the run keeps its content."""
+    """A duty for every client instead of `at`: a file written by fedrbn plan -o; the run keeps its content."""
     replan: int | None = Field(default=None, ge=1)
-    """Rounds after which duties are planned anew from measured times, again and again; None keeps them."""
+    """Number of rounds after which duties are planned again from measured times, repeatedly; None keeps them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -102,7 +102,7 @@ class FederationConfig(Section):
         if isinstance(values, dict):
             values = dict(values)
             if values.get("replan") is not None and values.get("duties") is None:
-                raise ValueError("got replan without duties; expected a plan to start from: federation.duties")
+                raise ValueError("got replan without duties; expected an initial plan. Set federation.duties")
             if isinstance(values.get("at"), str):
                 values["at"] = (values["at"],)
             if isinstance(values.get("partition"), str):

@@ -11,11 +11,11 @@ from fedrbn.config.text import length_hint
 Share = Annotated[float, Field(gt=0, le=1)]
 """A part of a whole: above 0, at most 1."""
 Rate = Annotated[float, Field(gt=0, le=1e30)]
-"""So many per second, or bytes."""
+"""A number per second, or a number of bytes."""
 
 
 def _as_fraction(value: object) -> object:
-    """Accept "8/255" beside 0.031…, because that is how the field writes ε."""
+    """Accept "8/255" as well as 0.031…, because papers write ε this way."""
     if isinstance(value, str) and value.count("/") == 1:
         above, below = value.split("/")
         try:
@@ -26,17 +26,17 @@ def _as_fraction(value: object) -> object:
 
 
 def _within_pixels(value: float) -> float:
-    """At most 1; who writes 8 usually means 8 of 255 grey levels."""
+    """At most 1; a user who writes 8 usually means 8 of 255 grey levels."""
     if value > 1:
-        raise ValueError(f"at most 1, because pixels lie in [0, 1] ({length_hint(value)})")
+        raise ValueError(f"at most 1, because pixels are in [0, 1] ({length_hint(value)})")
     return value
 
 
 Pixels = Annotated[float, BeforeValidator(_as_fraction), Field(ge=0), AfterValidator(_within_pixels)]
-"""A distance in pixel space, where images lie in [0, 1]; the text "8/255" is accepted too."""
+"""A distance in pixel space, where images are in [0, 1]; the text "8/255" is accepted too."""
 
 
 class Section(BaseModel):
-    """What all sections have in common: they cannot be changed, and a key they do not know is an error."""
+    """The base of all sections: they are immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)

@@ -58,12 +58,12 @@ class Traffic:
 
 
 def cost(experiment: Experiment, scale: DeclaredSizes | None = None) -> dict[str, Any]:
-    """The cost of an experiment, see `cost_of`; `scale` takes the paper's sizes in place of those of our files."""
+    """The cost of an experiment, see `cost_of`; `scale` uses the paper's data sizes instead of those of our files."""
     return cost_of(without_images(experiment, scale))
 
 
 def without_images(experiment: Experiment, scale: DeclaredSizes | None = None) -> Assembly:
-    """An experiment assembled from the declared sizes of its data; images are opened only where none are declared."""
+    """An experiment assembled from the declared sizes of its data; images are read only if no sizes are declared."""
     data = declared(experiment.data, scale)
     if data is None and scale is not None:
         raise ConfigError(

@@ -17,7 +17,7 @@ from fedrbn.data import AVAILABLE, Description
 from fedrbn.data.samples import DataSet, Domain, Samples
 
 DeclaredSizes: TypeAlias = Literal["paper"]
-"""Whose sizes to use instead of those of our own files."""
+"""Which data sizes to use instead of those of our files."""
 
 _CLASSES = 10
 """The number of classes of every named data set."""
@@ -34,7 +34,7 @@ PAPER: Mapping[str, Description] = {
 
 
 def declared(config: DataConfig, scale: DeclaredSizes | None = None) -> DataSet | None:
-    """The stand-in for the data of a config; None if nobody has declared how many images there are."""
+    """The stand-in for the data of a config; None if their number of images is not declared."""
     description = (AVAILABLE if scale is None else PAPER).get(config.name)
     if description is None or not description.train:
         return None

@@ -17,13 +17,13 @@ _COPIES = 2
 
 
 def empty_images(count: int, side: int) -> NDArray[np.uint8]:
-    """Room for uint8 RGB images [count, side, side, 3]; refused if the machine has not that much memory free."""
+    """Memory for uint8 RGB images [count, side, side, 3]; refused if the machine does not have enough free."""
     check_memory(count, side)
     return np.empty((count, side, side, 3), np.uint8)
 
 
 def check_memory(count: int, side: int) -> None:
-    """Refuse so many RGB images of side x side pixels if they do not fit into memory."""
+    """Refuse `count` RGB images of side x side pixels if they do not fit into memory."""
     needed = _COPIES * 3 * count * side**2
     free = available_memory()
     if needed <= _ALWAYS or free is None or needed <= free:

@@ -154,7 +154,7 @@ class Evidence:
 def judge(
     evidence: Evidence, attacks: Mapping[str, tuple[str, LogitsAttack]], eps: float, classes: int, needed: int
 ) -> list[CheckRecord]:
-    """The check-list; `attacks` gives for each printed column its attack's label and the attack.
+    """The check-list; `attacks` maps each printed column to its attack's label and the attack.
 
     `eps` is that of the run's threat model. `needed` is the minimum number of images of a comparison: `IMAGES`, or all.
     """
@@ -168,7 +168,7 @@ def judge(
 
 
 def _network(evidence: Evidence, classes: int) -> list[CheckRecord]:
-    """The lines that hold for every attack."""
+    """The lines that apply to every attack."""
 
     def regular(name: str, text: str, why: str, share: float = IRREGULAR) -> CheckRecord:
         (good,) = evidence(f"check {name}")
@@ -192,7 +192,7 @@ def _network(evidence: Evidence, classes: int) -> list[CheckRecord]:
 
 
 def _not_judged(attack: LogitsAttack, eps: float) -> list[CheckRecord]:
-    """The only line of what is no attack in a ball; nothing for the others."""
+    """The only line for something that is not an attack in a ball; empty for other attacks."""
     name = "the attack is as strong as a reference"
     if isinstance(attack, Oblivious):
         return [check_line(name, None, "a corruption is no adversary, so this is no robust accuracy")]
@@ -247,7 +247,7 @@ def _compared(evidence: Evidence, label: str, attack: LogitsAttack, eps: float, 
 
 
 def _enough(images: int, needed: int) -> CheckRecord:
-    text, why = "the comparisons rest on enough images", "a weak attack could pass by chance"
+    text, why = "the comparisons use enough images", "a weak attack could pass by chance"
     if images < needed:
         remedy = f"only {images} images: raise --samples or --subset"
         return check_line(text, None, remedy, f"at least {needed}", why)
@@ -255,7 +255,7 @@ def _enough(images: int, needed: int) -> CheckRecord:
 
 
 def _at_most(count: int, images: int, share: float, text: str, why: str, shown: str = "") -> CheckRecord:
-    """A line that fails if more images than chance explains are against it."""
+    """A line that fails if more images fail than chance explains."""
     limit = most(images, share)
     measured = shown or f"not at {count / images:.1%} of images"
     return check_line(text, count <= limit, measured, f"at most {limit / images:.1%}", why)

@@ -165,7 +165,7 @@ def _checks(
     deployments: Mapping[str, Deployment],
     printed: list[Answers],
 ) -> list[CheckRecord]:
-    """The check-list of what is printed. Clients are asked once more, now that it is known how many images each has."""
+    """The check-list of the printed numbers. It asks clients again, after their numbers of images are known."""
     eps = threat_eps(prepared)
     deployed = {client: deployment_name(deployment) for client, deployment in deployments.items()}
     available = {answer.client: len(answer.correct[f"clean@{deployed[answer.client]}"]) for answer in printed}
@@ -189,13 +189,13 @@ def _checks(
 def _branches_not_judged(
     prepared: PreparedExperiment, main: LogitsAttack, deployed: Mapping[str, str]
 ) -> list[CheckRecord]:
-    """A line for each robust accuracy that is printed of a branch which does not predict."""
+    """A line for each printed robust accuracy of a branch that does not predict."""
     if isinstance(main, EXPENSIVE):
         return []
     others = [branch.value for branch in prepared.plan.method.branches if {branch.value} != set(deployed.values())]
     return [
         check_line(
-            "the branch that does not predict is judged",
+            "the branch that does not predict is checked",
             None,
             f"check it with --predict {branch}",
             column=f"ra@{branch}",

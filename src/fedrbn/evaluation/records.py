@@ -69,9 +69,9 @@ class Origin(Line):
     method: str = ""
     data: str = ""
     attack: str = ""
-    """The main attack, which `ra` stands for, by its label."""
+    """The label of the main attack, the one of `ra`."""
     eps: JsonNumber | None = None
-    """Of the attack in the config, in pixels."""
+    """ε of the attack in the config, in pixels."""
     threat: str = ""
     predict: str = ""
     seed: int = 0
@@ -86,14 +86,14 @@ class RoundRecord(Origin):
     """Rounds count from 1."""
     lr: JsonNumber | None = None
     clients: dict[str, dict[str, JsonNumber]]
-    """Of each client whose update counted, what it measured: loss, seconds …"""
+    """The measurements of each client whose update was used: loss, seconds …"""
     failures: Failures = ()
     warning: str = ""
-    """That training diverges, and where."""
+    """A warning that training diverges, and where."""
     duties: dict[str, dict[str, JsonNumber | None]] | None = None
-    """What each client did, where that can change from round to round."""
+    """The duty of each client, if duties can change from round to round."""
     validation: dict[str, JsonNumber | None] | None = None
-    """See `validated`; None if it was not this round's turn."""
+    """See `validated`; None if this round was not validated."""
     seconds: JsonNumber = 0.0
 
     @property
@@ -170,7 +170,7 @@ class CheckRecord(Line):
     why: str = ""
     """What it means if the line fails."""
     column: str = ""
-    """The robust accuracy that the line judges, by its name in the record (`ra`, `ra[aa]` …); empty: all of them."""
+    """The robust accuracy that the line checks, by its name in the record (`ra`, `ra[aa]` …); empty: all of them."""
 
 
 class MacsRecord(Line):

@@ -82,7 +82,7 @@ class Assembly:
         return False
 
     def record_extras(self, state: ServerState) -> dict[str, Any]:  # noqa: ARG002
-        """Nothing: here is nobody to distrust."""
+        """Nothing: local clients are trusted."""
         return {}
 
     def with_plan(self, plan: Plan) -> Assembly:

@@ -204,13 +204,13 @@ def _replaced(value: Any, **wanted: Any) -> Any:
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """The experiment with the method's own values where its config left them open; equal runs have equal keys."""
+    """The experiment with the method's defaults filled in, so that equal runs have equal keys."""
     return with_method_options(experiment, configure(experiment.method, from_config(experiment.attack)))
 
 
 def with_method_options(experiment: Experiment, method: Method) -> Experiment:
-    """The experiment with the method's own values where its config left them open, and without AT users if the method
-    has none: then all values of `federation.at` are the same run."""
+    """The experiment with the method's defaults filled in, and without AT users if the method has none: then all
+    values of `federation.at` give the same run."""
     values = {"name": experiment.method.name, **settings(method)}
     changes: dict[str, Any] = {"method": MethodConfig.model_validate(values)}
     if not method.adversarial:

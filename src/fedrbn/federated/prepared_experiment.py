@@ -16,18 +16,18 @@ from fedrbn.nets.dual_bn import DualNet
 
 @dataclass(frozen=True)
 class Outline:
-    """What the server knows of the data of a federation: names and shapes, never an image."""
+    """What the server knows about the data of a federation: names and shapes, never an image."""
 
     classes: tuple[str, ...]
     image_shape: tuple[int, int, int]
     labels: dict[str, str]
     """How tables name each domain."""
     validation: bool
-    """Whether any client has images to validate on."""
+    """Whether any client has validation images."""
 
 
 class PreparedExperiment(Protocol):
-    """An experiment with everything built that the server works with. It holds no data."""
+    """An experiment with everything that the server needs. It holds no data."""
 
     @property
     def experiment(self) -> Experiment:
@@ -43,7 +43,7 @@ class PreparedExperiment(Protocol):
 
     @property
     def net(self) -> DualNet:
-        """The network's structure and its initial weights."""
+        """The network with its initial weights."""
 
     @property
     def precision(self) -> torch.dtype | None:
@@ -51,7 +51,7 @@ class PreparedExperiment(Protocol):
 
     @property
     def plan(self) -> Plan:
-        """With whom, by which method, for how many rounds."""
+        """The clients, the method and the number of rounds."""
 
     @property
     def outline(self) -> Outline:
@@ -59,11 +59,11 @@ class PreparedExperiment(Protocol):
 
     @property
     def forgiving(self) -> bool:
-        """Whether a client that cannot be evaluated is noted and left out, as where clients come and go; else it is an
-        error."""
+        """Whether a client that cannot be evaluated is recorded and left out, because clients come and go; otherwise it
+        is an error."""
 
     def record_extras(self, state: ServerState) -> dict[str, Any]:
-        """What records say besides of the state after a round, as JSON values."""
+        """Further values for the record of the state after a round, as JSON."""
 
     def with_plan(self, plan: Plan) -> PreparedExperiment:
         """The same experiment with another plan."""

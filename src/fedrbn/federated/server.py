@@ -104,7 +104,7 @@ def initial_state(net: DualNet, plan: Plan) -> ServerState:
 
 
 def state_mismatch(state: ServerState, net: DualNet, plan: Plan) -> str | None:
-    """What in a state is not of this network and these members; None if it fits."""
+    """What in a state does not match this network and these members; None if it matches."""
     fresh = initial_state(net, plan)
     strangers = sorted(fresh.personal.keys() - state.personal.keys())
     if strangers:

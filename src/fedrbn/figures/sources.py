@@ -133,7 +133,7 @@ def results(request: Request, experiment: str) -> Results:
     try:
         content = read_table(request.table)
     except StorageError as error:
-        raise FigureError(f"{error} Write it anew: {request.command(experiment)}") from None
+        raise FigureError(f"{error} Write it again: {request.command(experiment)}") from None
     numbers = tuple(_restricted(number, request) for number in content.numbers)
     found = Results(**{**dict(content), "seeds": _wanted(request, content.seeds), "numbers": numbers})
     if found.name != experiment or all(number.mean is None for number in found.numbers):

@@ -49,7 +49,7 @@ def next_duties(
         return {}
     if records[-1].round % every:
         return recorded_duties(records[-1])
-    first = (experiment.method.warmup or 0) + 2  # in the rounds before, nobody could calibrate
+    first = (experiment.method.warmup or 0) + 2  # no client can calibrate in earlier rounds
     recent = [record for record in records[-every:] if record.round >= first]
     devices = _corrected(planned, members, asked(), recent)
     chosen = plan(devices, asked(), planned.deadline or 0.0)

@@ -27,7 +27,7 @@ from fedrbn.types import Branch, Member, Tensors
 
 
 def capped_samples(members: Sequence[Member]) -> tuple[Member, ...]:
-    """The members with the samples that they count for: none more than twice the median, as in the robust rules.
+    """The members with the samples that they count for: at most twice the median, as in the robust rules.
 
     With two members nothing is limited, because it is unknown which of them is right.
     """

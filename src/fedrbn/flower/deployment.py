@@ -76,7 +76,7 @@ class RemoteExperiment:
         return True
 
     def record_extras(self, state: ServerState) -> dict[str, Any]:
-        """Who is flagged for statistics that do not fit its claim, who is barred, whose statistics are not used."""
+        """Clients that are flagged because their statistics contradict their claim, barred, or not used as donors."""
         found: dict[str, Any] = {
             "flagged": suspicions(state.personal, donors(state, self.plan), self.plan.names.batch_norms),
             "barred": list(self.barred),
@@ -152,7 +152,7 @@ class RemoteFederation:
             return ()
 
     def refresh(self) -> None:
-        """Note who has come and who has left; newcomers take part from the next round on."""
+        """Record which clients have joined or left; new ones take part from the next round on."""
         self.roster.update(*self.discovery.discover())
 
     def line(self, grid: Grid) -> NodeLink:
@@ -196,7 +196,7 @@ class RemoteFederation:
         )
 
     def _counted(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
-        """The members with what they count for: as the data set is divided, if all share one; else bounded claims."""
+        """The members with the samples that they count for: from the shared data set, if any; else limited claims."""
         return members if self._users_only(members) and self._users else capped_samples(members)
 
     def _note_counts(self, claimed: Iterable[Member], members: Iterable[Member]) -> None:

@@ -30,7 +30,7 @@ Objection = Callable[[Introduction], str | None]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node that has introduced itself, and the batch norm that it has kept, not yet looked at."""
+    """A node that has introduced itself, and its stored batch norm, not yet checked."""
 
     node: int
     introduction: Introduction
@@ -40,13 +40,13 @@ class Candidate:
 
     @property
     def order(self) -> tuple[bool, int, str]:
-        """The order of clients: as they share a data set, then by name."""
+        """The sort key of clients: first those with a part of a shared data set, then by name."""
         told = self.introduction
         return told.partition is None, told.partition or 0, told.client
 
 
 class NodeDiscovery:
-    """Asks every node once who it is."""
+    """Asks every node once to introduce itself."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class NodeDiscovery:
         self.calls = 0
 
     def discover(self) -> tuple[set[int], list[Candidate]]:
-        """(the nodes that are there, those of them that have introduced themselves just now)."""
+        """(the connected nodes, those of them that have just introduced themselves)."""
         nodes = identities(self.grid)
         here = set(nodes)
         self.known &= here  # a node that returns is asked again: its data may have changed
@@ -123,22 +123,22 @@ class Roster:
         self.registry = registry
         self.present: dict[str, Candidate] = {}
         self.told: dict[str, Introduction] = {}
-        """What each client said last, also of those that have left."""
+        """The last introduction of each client, including those that have left."""
         self.queue: list[Candidate] = []
-        """Nodes that say they are a client who is there already: it may be that this one has not been missed yet."""
+        """Nodes that claim a client that is still connected: perhaps its loss has not been noticed yet."""
         self.decide = decide
         self.objection = objection
         self.log = log
 
     def address(self, client: str) -> tuple[int, Member] | None:
-        """The node and the member that a client is now, with the number of samples that it has introduced."""
+        """The current node and member of a client, with the number of samples that it introduced."""
         candidate = self.present.get(client)
         if candidate is None:
             return None
         return candidate.node, replace(self.members[client], samples=candidate.introduction.samples)
 
     def update(self, here: set[int], candidates: Iterable[Candidate]) -> None:
-        """Note who has left, and let those in who may come."""
+        """Record which clients have left, and admit guests that are allowed."""
         for client in [client for client, candidate in self.present.items() if candidate.node not in here]:
             del self.present[client]
             self.log("left", client=client)
@@ -212,5 +212,5 @@ class Roster:
         self.log("kept batch norm refused", client=client, reason=reason)
 
     def forget_kept(self) -> None:
-        """Let go of the batch norms that nodes came with, once they are used."""
+        """Free the batch norms that nodes sent, after they were used."""
         self.present = {client: replace(candidate, records=RecordDict()) for client, candidate in self.present.items()}

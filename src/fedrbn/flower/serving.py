@@ -71,7 +71,7 @@ def serve(grid: Grid, run_config: Values) -> dict[str, Any]:
 
 
 def _directory(experiment: Experiment) -> RunDirectory:
-    """The run's directory, new or as it was left; one of another experiment is refused."""
+    """The run's directory, new or existing; a directory of another experiment is an error."""
     path = Path(experiment.run.out) if experiment.run.out else run_folder(Path("runs"), experiment, "flower-")
     if not (path / "config.toml").exists():
         return RunDirectory.create(path, experiment)
@@ -125,7 +125,7 @@ def _gathered(
 
 
 def _wait(discovery: NodeDiscovery, settings: FlowerConfig, end: float) -> tuple[set[int], list[Candidate]]:
-    """The nodes that are there, and those that have introduced themselves, in order: enough of them, before `end`."""
+    """The connected nodes, and the nodes that have introduced themselves, in order; enough of them, before `end`."""
     candidates: dict[int, Candidate] = {}
     while True:
         here, new = discovery.discover()
@@ -136,7 +136,7 @@ def _wait(discovery: NodeDiscovery, settings: FlowerConfig, end: float) -> tuple
         if time.monotonic() > end:
             raise ConfigError(
                 f"got {len(candidates)} nodes that take part within {settings.wait:g} s; expected flower.nodes = "
-                f"{settings.nodes}. Start more SuperNodes, or look in events.jsonl why others were refused."
+                f"{settings.nodes}. Start more SuperNodes; events.jsonl says why others were refused."
             )
         time.sleep(settings.poll)
 

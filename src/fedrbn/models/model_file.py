@@ -103,7 +103,7 @@ def read(path: Path | str, *, network: str | None = None, trust: bool = False) -
     """
     path = Path(path)
     if not path.is_file():
-        raise ModelFileError(f"got {path}, which is no file; expected a model written by fedrbn export.")
+        raise ModelFileError(f"got {path}, which is not a file; expected a model written by fedrbn export.")
     readers: dict[str, Callable[[], ModelFile]] = {
         ".safetensors": lambda: _read_safetensors(path, network),
         ".onnx": lambda: _read_onnx(path),
@@ -115,7 +115,7 @@ def read(path: Path | str, *, network: str | None = None, trust: bool = False) -
 
 
 def predict(model: ModelFile, images: Sequence[Path | str]) -> list[Prediction]:
-    """What the model sees in image files: each is squeezed to the model's size, as training images were."""
+    """Classify image files; each is resized to the model's input size, as training images were."""
     pixels = torch.stack([_pixels(Path(image), model.card.image_shape) for image in images])
     with torch.no_grad():
         probabilities = model.logits(pixels).softmax(-1)

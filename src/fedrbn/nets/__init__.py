@@ -26,13 +26,13 @@ from fedrbn.nets.dual_bn import Affine, DualNet, dual, plain, single
 __all__ = ["NETWORKS", "Affine", "DualNet", "NetworkSource", "build", "dual", "plain", "single", "state_bytes"]
 
 NetworkSource: TypeAlias = nn.Module | Callable[..., object]
-"""A ready network, or what makes one: a function, or the class of a network."""
+"""A network, or a factory for one: a function or the class of a network."""
 
 
 def build(
     source: str | NetworkSource, classes: int, width: float, image_shape: tuple[int, int, int], seed: int
 ) -> nn.Module:
-    """A network for images of (channels, height, width) pixels, with weights decided by `seed` alone.
+    """A network for images of (channels, height, width) pixels; its weights depend only on `seed`.
 
     `source` is a key of `NETWORKS`, or `package.module:object` for your own, or such an object itself: a network, which
     is copied with its weights, or a factory, often the network's class. A factory receives those of classes,
@@ -74,7 +74,7 @@ def state_bytes(name: str, classes: int, width: float, image_shape: tuple[int, i
 
 
 def _source(name: str) -> NetworkSource:
-    """The factory or ready network behind a name."""
+    """The factory or network with this name."""
     if name in NETWORKS:
         factory: NetworkSource = NETWORKS[name].load()
         return factory

@@ -67,7 +67,7 @@ class _Segments:
 
 
 NormaliseLayer: TypeAlias = "Callable[[DualBatchNorm, Tensor], Tensor]"
-"""What a call of the network has its batch-norm layers do: from the layer and its input to its output."""
+"""What batch-norm layers do in a call of the network: from the layer and its input to its output."""
 
 _CALL: ContextVar[NormaliseLayer | None] = ContextVar("fedrbn dual batch-norm call", default=None)
 _HELD: ContextVar[frozenset[DualBatchNorm]] = ContextVar("fedrbn held batch norms", default=frozenset())
@@ -75,7 +75,7 @@ _HELD: ContextVar[frozenset[DualBatchNorm]] = ContextVar("fedrbn held batch norm
 
 @contextmanager
 def _call(normalise: NormaliseLayer) -> Iterator[None]:
-    """Tell the batch-norm layers below this call what to do; nothing stays switched once it returns."""
+    """Set what the batch-norm layers do within this block; nothing stays switched afterwards."""
     token = _CALL.set(normalise)
     try:
         yield
@@ -85,7 +85,7 @@ def _call(normalise: NormaliseLayer) -> Iterator[None]:
 
 @contextmanager
 def frozen_layers(layers: Iterable[DualBatchNorm]) -> Iterator[None]:
-    """Within this block these layers are frozen: they use their running statistics, whatever the network call says."""
+    """Within this block these layers are frozen: they use their running statistics in every network call."""
     token = _HELD.set(_HELD.get() | frozenset(layers))
     try:
         yield

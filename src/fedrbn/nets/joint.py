@@ -47,7 +47,7 @@ class RowNorms:
         }
 
     def __call__(self, rows: Tensor) -> NormaliseLayer:
-        """Batch norm for a batch whose rows belong as `rows` says: `place(owner, branch)` for each."""
+        """Batch norm for a batch; `rows` has `place(owner, branch)` for each row."""
 
         def normalise(layer: DualBatchNorm, x: Tensor) -> Tensor:
             layer.clean._check_input_dim(x)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from fedrbn.runs.directory import RunDirectory
 from fedrbn.types import Tensors
 
 ClientAnswers: TypeAlias = dict[str, Tensors]
-"""Of each client, whether each test sample was right, under a column's name."""
+"""For each client, whether each test sample was classified correctly, under a column's name."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _difference(cell: Cell, base: Cell, metric: str, text: str, other: str, stor
 
 
 def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[ClientAnswers, ClientAnswers] | None:
-    """What two runs answered, each in one of its columns, if both were asked about the same images attacked alike."""
+    """The answers of two runs, each from one column, if both are about the same images under the same attack."""
     here, there = reading.evaluation(ours[0]), reading.evaluation(theirs[0])
     if ours == theirs or here is None or there is None:
         return None
@@ -94,7 +94,7 @@ def _pair(ours: tuple[Path, str], theirs: tuple[Path, str]) -> tuple[ClientAnswe
 
 
 def _answers(path: Path, text: str, attack: str) -> ClientAnswers:
-    """The answers behind a number of the evaluation that ended the training; empty for what is no accuracy of it."""
+    """The answers behind a number of the final evaluation; empty if the number is not one of its accuracies."""
     column = text.replace("ra", f"ra[{attack}]", 1) if text.startswith("ra") else text
     found = RunDirectory(path).answers(0)
     return {client: {"": answers[column]} for client, answers in found.items() if column in answers}

@@ -33,7 +33,7 @@ TERA = 1e12
 
 
 def directory(experiment: Experiment, store: Path) -> Path:
-    """Where the run of a config is in the store."""
+    """The directory of a config's run in the store."""
     return run_folder(store, experiment)
 
 

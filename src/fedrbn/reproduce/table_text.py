@@ -16,10 +16,10 @@ from fedrbn.reproduce.experiment_cells import STAND_INS
 from fedrbn.reproduce.table import Number, Table
 
 NOT_PERCENT = ("T", "similarity", "divergence", "mean shift", "lowest domain", "highest domain", "variance shift")
-"""Metrics that are no accuracies: they are shown with three digits that count."""
+"""Metrics that are not accuracies: they are shown with three significant digits."""
 
 SMALLEST = 0.001
-"""Smaller probabilities are shown as smaller than this."""
+"""Smaller probabilities are shown as less than this."""
 
 
 def write(table: Table, folder: Path) -> None:
@@ -35,7 +35,7 @@ def write(table: Table, folder: Path) -> None:
 
 
 def caption(table: Table) -> str:
-    """Scale, threat model, seeds, versions, and what the numbers are."""
+    """Scale, threat model, seeds, versions, and the meaning of the numbers."""
     versions = ", ".join(f"{name} {' and '.join(found)}" for name, found in table.versions.items()) or "nothing has run"
     ours = f"one seed ({table.seeds[0]})"
     if len(table.seeds) > 1:
@@ -62,11 +62,11 @@ def caption(table: Table) -> str:
 def _about_stops(table: Table) -> list[str]:
     if not any(number.stopped for number in table.numbers):
         return []
-    return ["Stopped: from that round on too few updates were numbers at all, or of a length that can be averaged."]
+    return ["Stopped: from that round on, too few updates were finite and small enough to be averaged."]
 
 
 def _about_data(table: Table) -> list[str]:
-    """Where the images are not the paper's, and which domain takes the place of which."""
+    """Where the images are not the paper's, and which domain replaces which."""
     said = [
         f"{part}: run on {data} in place of {declared} "
         f"({', '.join(f'{new} for {old}' for old, new in names.items())}): the paper's numbers are of other images."
@@ -113,13 +113,13 @@ def _grid(numbers: Sequence[Number], wanted: int) -> list[str]:
 
 
 def _compared(found: Sequence[Difference]) -> list[str]:
-    """The differences of a part as a table of their own; nothing if there are none."""
+    """The differences of a part as a separate table; empty if there are none."""
     if not found:
         return []
     lines = [
-        f"Against {found[0].against}, in points, on the same test images with the same seeds. In brackets: how many "
-        "seeds, and p of McNemar's exact test over their images. The test covers variation between test images, "
-        "not between training runs, and is not corrected for several comparisons.",
+        f"Compared with {found[0].against}, in points, on the same test images with the same seeds. In brackets: the "
+        "number of seeds, and p of McNemar's exact test over their images. The test covers variation between test "
+        "images, not between training runs, and is not corrected for several comparisons.",
         "",
     ]
     return [*lines, *difference_grid(found), ""]
@@ -145,9 +145,9 @@ def _shown_difference(one: Difference | None) -> str:
 
 
 def shown_mean(number: Number, wanted: int = 1) -> str:
-    """Our number for people, and how many seeds it has if more were wanted; nothing if it was not run.
+    """Our number as text, with its number of seeds if more were requested; empty if it was not run.
 
-    A run that could not go on is never left out of sight: the round in which it stopped is shown.
+    A run that could not continue is never hidden: the round in which it stopped is shown.
     """
     stops = [f"stopped in round {found}" for found in number.stopped.values()]
     if number.mean is None:
@@ -163,7 +163,7 @@ def shown_mean(number: Number, wanted: int = 1) -> str:
 def printed_number(value: float | None, std: float | None = None) -> str:
     """The paper's number as it is printed there, one decimal or, for large costs, none; ± the deviation it prints.
 
-    Nothing if the paper has none.
+    Empty if the paper has none.
     """
     return " ± ".join(f"{one:.1f}" if one < 200 else f"{one:.0f}" for one in (value, std) if one is not None)
 

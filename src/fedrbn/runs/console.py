@@ -11,7 +11,7 @@ from fedrbn.runs.printable import printable
 
 
 class SafeConsole(Console):
-    """A console that reads no markup and no emoji codes in text, and passes on no escape sequence of it.
+    """A console that does not interpret markup or emoji codes in text, and removes escape sequences.
 
     `render_str` renders every text of a table, including its title and caption.
     """

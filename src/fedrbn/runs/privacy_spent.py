@@ -10,7 +10,7 @@ from fedrbn.federated.privacy.accountant import privacy_record, releases_again
 from fedrbn.runs.directory import RunDirectory
 
 ATTEMPTS = "attempts.jsonl"
-"""A line for each time that clients were asked for a round, in runs whose noise is new each time."""
+"""One line for each time that clients were asked for a round, in runs with new noise each time."""
 
 
 def note_attempt(prepared: PreparedExperiment, directory: RunDirectory, number: int) -> None:
@@ -20,13 +20,13 @@ def note_attempt(prepared: PreparedExperiment, directory: RunDirectory, number: 
 
 
 def privacy_spent(prepared: PreparedExperiment, directory: RunDirectory, finished: int) -> dict[str, Any]:
-    """What a client has spent of its privacy when all rounds are done, where rounds that are repeated cost more."""
+    """The privacy that a client has spent after all rounds; repeated rounds cost more."""
     if not releases_again(prepared.experiment):
         return {}
     return privacy_record(prepared.experiment, prepared.plan, _repeated(directory, finished))
 
 
 def _repeated(directory: RunDirectory, finished: int) -> Counter[int]:
-    """How often clients were asked for a round, from 0, beside the one time that it counts: after stops and kills."""
+    """How many extra times clients were asked for each round (from 0), after stops and kills."""
     asked = Counter(int(line["round"]) - 1 for line in directory.records(ATTEMPTS))
     return asked - Counter(range(finished))

@@ -29,7 +29,7 @@ def evaluations(directory: RunDirectory) -> list[EvaluationRecord]:
 
 
 def trained_in(directory: RunDirectory) -> Literal["bfloat16", "float32"] | None:
-    """What the rounds of a run were computed in, as its records say; None if none does."""
+    """The precision of a run's rounds according to its records; None if they do not say."""
     said = [record.precision for record in rounds(directory) if record.precision]
     return None if not said else "bfloat16" if said[-1] == "bfloat16" else "float32"
 

@@ -28,11 +28,11 @@ from fedrbn.runs.watcher import Watcher
 from fedrbn.types import Role
 
 Revise: TypeAlias = Callable[[PreparedExperiment, ServerState], tuple[PreparedExperiment, ServerState]]
-"""What may change before a round and before the evaluation: who takes part, and so what the server remembers."""
+"""Called before each round and before the evaluation; may change the clients and with them the server's state."""
 
 
 def unchanged(prepared: PreparedExperiment, state: ServerState) -> tuple[PreparedExperiment, ServerState]:
-    """The same clients from the first round to the last."""
+    """Keep the same clients in all rounds."""
     return prepared, state
 
 
@@ -43,7 +43,7 @@ def train_and_evaluate(
     watcher: Watcher | None = None,
     revise: Revise = unchanged,
 ) -> dict[str, Any]:
-    """Run the rounds that are left, then evaluate the state that validation chose; returns the record of that.
+    """Run the remaining rounds, then evaluate the state that validation chose; returns the record of the evaluation.
 
     The caller holds the directory's lock and has recovered it. `revise` is asked before every round and
     before the evaluation. The server's own arithmetic takes one thread: more would spin against the workers.
@@ -56,7 +56,7 @@ def train_and_evaluate(
 def _train_rounds(
     prepared: PreparedExperiment, directory: RunDirectory, execute: Execute, watcher: Watcher | None, revise: Revise
 ) -> tuple[PreparedExperiment, ServerState]:
-    """Run the rounds that are left; returns the state that validation chose, and the prepared as it was last."""
+    """Run the remaining rounds; returns the final prepared experiment and the state that validation chose."""
     checkpoint = directory.checkpoint("last")
     state = checkpoint.state if checkpoint else initial_state(prepared.net, prepared.plan)
     best = checkpoint.best if checkpoint else None
@@ -112,7 +112,7 @@ def _save_if_best(
 
 
 def _with_latecomers(directory: RunDirectory, chosen: Checkpoint, last: ServerState) -> ServerState:
-    """The chosen state, with the batch norm of clients that joined after it as it was last."""
+    """The chosen state, plus the latest batch norm of clients that joined after it."""
     state = chosen.state
     if state.personal.keys() == last.personal.keys():
         return state
@@ -130,5 +130,5 @@ def _ensure_fit(prepared: PreparedExperiment, state: ServerState, path: Path) ->
     if wrong:
         raise StorageError(
             f"got the checkpoint of {path} with {wrong}; expected that of this experiment. It is of another network or "
-            "federation: give the same network and data as when the run began, or start anew with --force."
+            "federation: give the same network and data as when the run began, or start over with --force."
         )

@@ -11,7 +11,7 @@ from fedrbn.runs.directory import RunDirectory
 
 
 def run_folder(store: Path, experiment: Experiment, prefix: str = "") -> Path:
-    """The folder of an experiment's run, whether it is there yet or not.
+    """The folder of an experiment's run, whether it exists or not.
 
     A run under the shorter name of earlier versions is found too. A folder with the right name that holds another
     experiment is refused, because its results belong to other settings.

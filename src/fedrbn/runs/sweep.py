@@ -58,7 +58,7 @@ def cells(
 
 
 def complete(cell: SweepCell, store: Path, watcher: Watcher | None = None) -> Evaluation:
-    """The record of a cell's run: from the store if it is there, else run or continued now."""
+    """The record of a cell's run: from the store if it is finished, otherwise run or continued now."""
     path = run_folder(store, cell.experiment)
     if not (path / "config.toml").exists():
         return run(cell.experiment, path, watcher=watcher)

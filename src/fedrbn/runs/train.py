@@ -146,7 +146,7 @@ def _finish(assembly: Assembly, directory: RunDirectory, watcher: Watcher | None
 
 
 def _as_recorded(assembly: Assembly, directory: RunDirectory) -> Assembly:
-    """The assembly with the precision of the rounds that are done: `auto` could decide otherwise on this machine."""
+    """The assembly with the precision of the finished rounds: `auto` could choose another one on this machine."""
     recorded = trained_in(directory)
     if recorded is None:
         return assembly
@@ -156,7 +156,7 @@ def _as_recorded(assembly: Assembly, directory: RunDirectory) -> Assembly:
     except HardwareError as error:
         raise HardwareError(
             f"got run {directory.path}, trained in {recorded} so far, on a device that cannot compute in it; expected "
-            "one that can, because the run would end with other weights. Continue it there, or train anew with --force."
+            "one that can, because the run would end with other weights. Continue it there, or retrain with --force."
         ) from error
     return kept
 

@@ -54,8 +54,8 @@ def history_at_start(directory: RunDirectory) -> RoundHistory:
 
 
 def run_status(directory: RunDirectory, start: RoundHistory) -> RunStatus:
-    """How the run stands now. A line that is half written is left for the next look."""
-    held = directory.held()  # asked first: what was written before it was let go is then seen below
+    """The current status of the run. A line that is not complete yet is left for the next check."""
+    held = directory.held()  # first, so that everything written before the lock was released is seen below
     history = start.after(rounds(directory))
     if directory.records("evaluations.jsonl"):
         return RunStatus(history, RunStage.FINISHED)

@@ -45,7 +45,7 @@ def cache_folder() -> Path:
 
 
 def cached(key: str, expected: Expected, make: Callable[[], TrainAndTest]) -> TrainAndTest:
-    """The parts stored under this key, or newly made ones, which are then stored if the folder can be written."""
+    """The parts stored under this key, or newly generated ones, which are then stored if the folder is writable."""
     path = cache_folder() / f"{key}.npz"
     stored = _read(path, expected)
     if stored is not None:
@@ -57,7 +57,7 @@ def cached(key: str, expected: Expected, make: Callable[[], TrainAndTest]) -> Tr
 
 
 def _read(path: Path, expected: Expected) -> TrainAndTest | None:
-    """The stored parts, or None if there are none or anything about them is not as expected."""
+    """The stored parts, or None if there are none or they are not as expected."""
     try:
         archive = read_arrays(path, ("train_images", "train_labels", "test_images", "test_labels"))
         train, test = (
@@ -70,7 +70,7 @@ def _read(path: Path, expected: Expected) -> TrainAndTest | None:
 
 
 def _write(path: Path, parts: TrainAndTest) -> None:
-    """Write beside the target and rename: readers see the whole file or none."""
+    """Write a temporary file and rename it: readers see the complete file or none."""
     train, test = parts
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")

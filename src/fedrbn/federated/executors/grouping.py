@@ -38,7 +38,7 @@ class JobPart(NamedTuple):
 
 
 JobGroup: TypeAlias = tuple[JobPart, ...]
-"""Parts that are done together."""
+"""Parts that run together."""
 
 
 class EvaluationGroups:
@@ -52,7 +52,7 @@ class EvaluationGroups:
         self._shapes = {name: tensor.shape for name, tensor in tensors(host.net).items()}
 
     def grouped(self, round_: Round, jobs: Iterable[Job]) -> Iterator[JobGroup]:
-        """All jobs in parts: training at once and one by one, evaluations once all of them are known."""
+        """All jobs in parts: training jobs one by one as they come, evaluations once all of them are known."""
         alone: list[JobGroup] = []
         together: dict[int, list[tuple[JobPart, int]]] = defaultdict(list)
         for number, job in enumerate(jobs):
@@ -109,7 +109,7 @@ def _looked_at(question: Question, images: int) -> int:
 
 
 def _cut(parts: Sequence[tuple[JobPart, int]]) -> list[JobGroup]:
-    """Neighbours in groups of about as many images each, about `GROUP` at most."""
+    """Adjacent parts in groups with about the same number of images each, about `GROUP` at most."""
     total = sum(images for _, images in parts)
     count = max(1, math.ceil(total / GROUP))
     groups: list[list[JobPart]] = [[] for _ in range(count)]
@@ -122,7 +122,7 @@ def _cut(parts: Sequence[tuple[JobPart, int]]) -> list[JobGroup]:
 
 
 def perform_group(host: ClientHost, round_: Round, jobs: Sequence[Job]) -> list[Result]:
-    """Do the jobs of a group: a single one as ever, several evaluations together."""
+    """Run the jobs of a group: a single one as usual, several evaluations together."""
     asked = [job for job in jobs if isinstance(job, Evaluate)]
     if len(jobs) == 1 or len(asked) < len(jobs):
         return [perform(host, round_, job) for job in jobs]
@@ -147,7 +147,7 @@ def _asking(host: ClientHost, round_: Round, job: Evaluate) -> Callable[[Network
 
 
 class PartMerger:
-    """Puts the parts of each client's answers together, in the order of its questions."""
+    """Joins the parts of each client's answers, in the order of its questions."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._jobs = jobs
@@ -161,7 +161,7 @@ class PartMerger:
             yield job
 
     def add(self, part: JobPart, result: Result) -> Result | None:
-        """The result of the whole job, if this was its last part. One part that failed is the failure of the job."""
+        """The result of the whole job, if this was its last part. If one part fails, the job fails."""
         found = self._found[part.number]
         found.append((part, result))
         answered = sum(len(each.job.questions) for each, _ in found if isinstance(each.job, Evaluate))

@@ -270,5 +270,5 @@ def _work(line: Any, host: ClientHost) -> None:
             elif round_ is not None:
                 jobs = [unpacked(each) for each in message]
                 line.send([packed(result, buffers) for result in perform_group(host, round_, jobs)])
-        except (EOFError, ConnectionError):  # the parent has closed the line, perhaps without waiting for the answer
+        except (EOFError, ConnectionError):  # the parent closed the connection, perhaps without waiting for the answer
             return

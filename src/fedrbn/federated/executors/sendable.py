@@ -14,10 +14,10 @@ from torch import nn
 
 
 def unsendable(*parts: object) -> str | None:
-    """Why a worker process could not be given these objects; None if it can.
+    """Why these objects cannot be sent to a worker process; None if they can.
 
-    Classes and functions travel by name. One that was made inside a function has none that can be imported, and what a
-    notebook or a prompt defines is known there only.
+    Classes and functions are sent by name. One that is defined inside a function has no name that can be imported, and
+    one that is defined in a notebook or at a prompt exists only there.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     prompt = script is None or not Path(script).is_file()
@@ -30,7 +30,7 @@ def unsendable(*parts: object) -> str | None:
 
 
 def _code_of(waiting: list[object]) -> Iterator[type | FunctionType]:
-    """The classes and functions that these objects are made of: networks, dataclasses and what they hold."""
+    """The classes and functions that these objects consist of: networks, dataclasses and what they contain."""
     seen: set[int] = set()
     while waiting:
         value = waiting.pop()

@@ -12,7 +12,7 @@ from fedrbn.hardware import kept_memory, one_thread
 
 
 def serial(host: ClientHost) -> Execute:
-    """Clients one after another in this process; evaluations of several at once, where they can be."""
+    """Runs clients one after another in this process; evaluations run together where possible."""
     together = EvaluationGroups(host)
 
     def execute(round_: Round, jobs: Iterable[Job]) -> Iterator[Result]:
