@@ -73,7 +73,7 @@ def test_a_node_that_is_not_there_and_an_app_that_raises() -> None:
     found = answers(InProcessGrid(app, {1: {}}), 1, 2)
     assert isinstance(found["c1"], NoAnswer)
     assert "raised an exception (code 2)" in found["c1"].cause, "the order cannot be read"
-    assert found["c2"] == NoAnswer("the node has gone away (code 5)")
+    assert found["c2"] == NoAnswer("the node has disconnected (code 5)")
 
 
 def test_a_message_that_the_superlink_does_not_take() -> None:
@@ -82,7 +82,7 @@ def test_a_message_that_the_superlink_does_not_take() -> None:
             return list(super().push_messages(messages))[1:]
 
     found = answers(Choosy(echo, {1: {}, 2: {}}), 1, 2)
-    assert found["c1"] == NoAnswer("the SuperLink did not take the message")
+    assert found["c1"] == NoAnswer("the SuperLink did not accept the message")
     assert isinstance(found["c2"], RecordDict)
 
 

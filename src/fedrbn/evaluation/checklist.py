@@ -159,7 +159,7 @@ def judge(
     `eps` is that of the run's threat model. `needed` is the minimum number of images of a comparison: `IMAGES`, or all.
     """
     if not evidence.answers:
-        return [check_line("there are images to look at", None, "no client has a test image")]
+        return [check_line("there are test images", None, "no client has a test image")]
     checks = _network(evidence, classes)
     for column, (label, attack) in attacks.items():
         lines = _not_judged(attack, eps) or _compared(evidence, label, attack, eps, needed)
@@ -195,9 +195,9 @@ def _not_judged(attack: LogitsAttack, eps: float) -> list[CheckRecord]:
     """The only line for something that is not an attack in a ball; empty for other attacks."""
     name = "the attack is as strong as a reference"
     if isinstance(attack, Oblivious):
-        return [check_line(name, None, "a corruption is no adversary, so this is no robust accuracy")]
+        return [check_line(name, None, "a corruption is not an adversary, so this is not a robust accuracy")]
     if isinstance(attack, LocalSearch):
-        return [check_line(name, None, "local search has no ε, so nothing says how strong it should be")]
+        return [check_line(name, None, "local search has no ε, so there is no reference for its strength")]
     if not _judged_at(attack, eps):
         return [check_line(name, False, "ε = 0", "ε above 0", "robust accuracy is clean accuracy")]
     return []
@@ -251,7 +251,7 @@ def _enough(images: int, needed: int) -> CheckRecord:
     if images < needed:
         remedy = f"only {images} images: raise --samples or --subset"
         return check_line(text, None, remedy, f"at least {needed}", why)
-    return check_line(text, True, f"{images} images" + ", all there are" * (images < IMAGES), f"at least {needed}", why)
+    return check_line(text, True, f"{images} images" + ", all available" * (images < IMAGES), f"at least {needed}", why)
 
 
 def _at_most(count: int, images: int, share: float, text: str, why: str, shown: str = "") -> CheckRecord:

@@ -222,7 +222,7 @@ class EvaluationRecord(Origin):
     domains: dict[str, dict[str, JsonNumber]]
     mean: dict[str, JsonNumber]
     interval: dict[str, Annotated[tuple[JsonNumber, JsonNumber], Strict(False)]]
-    """95 %, of the mean."""
+    """The 95 % interval of the mean."""
     samples: dict[str, int]
     worst_domain: dict[str, JsonNumber]
     unanswered: dict[str, str] = {}

@@ -54,7 +54,7 @@ def exchange(
     accepted = set(grid.push_messages(list(messages.values())))
     pending = {message.metadata.message_id: key for key, message in messages.items()}
     for message_id in pending.keys() - accepted:
-        yield pending.pop(message_id), NoAnswer("the SuperLink did not take the message")
+        yield pending.pop(message_id), NoAnswer("the SuperLink did not accept the message")
     end = time.monotonic() + deadline
     while pending:
         for reply in grid.pull_messages(list(pending)):

@@ -34,7 +34,7 @@ class NodeLink:
     address: Callable[[str], tuple[int, Member] | None]
     """The current node and member of a client; None if it is not connected."""
     counted: Callable[[str], int]
-    """The number of samples that a client counts for, whatever it says; see `claim_checks.capped_samples`."""
+    """The number of samples that a client counts for, independent of its claim; see `claim_checks.capped_samples`."""
     refresh: Callable[[], None]
     """Updates which clients are connected; called before every set of jobs."""
     log: EventLog

@@ -26,7 +26,7 @@ def ensure_ready(assembly: Assembly) -> None:
         needed.total,
         f"images of {federation.image_shape[1]} x {federation.image_shape[2]} pixels, train.batch_size = {batch} and "
         f"{assembly.workers} worker(s)",
-        f"Weights take {memory_need.gigabytes(needed.weights)} of it, batches on their way "
+        f"Weights take {memory_need.gigabytes(needed.weights)} of it, activations of batches "
         f"{memory_need.gigabytes(needed.activations)}: lower data.image_size, model.width, train.batch_size or "
         "run.workers.",
     )
