@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedrbn.attacks import Untargeted
-from fedrbn.attacks.autoattack import AutoAttack, Part, apgd, square
+from fedrbn.attacks.autoattack import AttackPart, AutoAttack, apgd, square
 from fedrbn.attacks.pgd import pgd
 from fedrbn.errors import AttackError
 
@@ -31,7 +31,7 @@ STANDARD = ("apgd-ce", "apgd-t", "fab-t", "square")
 
 
 @pytest.mark.parametrize("parts", [("apgd-ce", "square"), pytest.param(STANDARD, marks=pytest.mark.slow)])
-def test_equals_the_bare_package_sample_by_sample(trained: Trained, parts: tuple[Part, ...]) -> None:
+def test_equals_the_bare_package_sample_by_sample(trained: Trained, parts: tuple[AttackPart, ...]) -> None:
     net, x, y = copy.deepcopy(trained.net), trained.x[:16], trained.y[:16]
     attack = AutoAttack(eps=EPS) if parts == STANDARD else AutoAttack(eps=EPS, only=parts, queries=200)
     found = attack(net, x, y, seed())
