@@ -40,6 +40,8 @@ LICENCES = (
     "zlib", "cc0", "bsl-1.0", "public domain",
 )  # fmt: skip
 """Prefixes of licence names that are compatible with our Apache-2.0; MPL files are used unchanged."""
+CATEGORIES = ("OSI Approved", "DFSG approved")
+"""Classifiers that name a kind of licence, not a licence."""
 SECRETS: Mapping[str, str] = {
     "private key": r"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----",
     "AWS key": r"\bAKIA[0-9A-Z]{16}\b",
@@ -130,6 +132,7 @@ def licence(distribution: Distribution) -> str:
         name: distribution.metadata.get_all(name) or [] for name in ("License-Expression", "Classifier", "License")
     }
     titles = [text.split("::")[-1].strip() for text in stated["Classifier"] if "License ::" in text]
+    titles = [title for title in titles if title not in CATEGORIES]
     expressions = stated["License-Expression"] or [" AND ".join(titles)] * bool(titles) or stated["License"]
     return str(next(iter(expressions), "none stated")).strip().splitlines()[0]
 

@@ -11,7 +11,7 @@ import torch
 
 from fedrbn.config import ConfigError
 from fedrbn.fleet.probe import workload
-from fedrbn.fleet.replanning import recorded
+from fedrbn.fleet.replanning import recorded_duties
 from fedrbn.flower.client_app import app
 from fedrbn.flower.log import events
 from fedrbn.runs import train
@@ -54,7 +54,7 @@ def test_replanning_between_rounds_is_that_of_the_embedded_run(tmp_path: Path) -
     chosen = experiment(federation=planned, train={"rounds": 3, "validate_every": 3})
     train.run(chosen, tmp_path / "embedded")
     served(tmp_path, "flower", chosen)
-    told = [recorded(record) for record in rounds(RunDirectory.open(tmp_path / "flower"))]
+    told = [recorded_duties(record) for record in rounds(RunDirectory.open(tmp_path / "flower"))]
     assert told[1]["plain-0"] == Role.AT.duty
     assert told[2] == dict.fromkeys(DUTIES, Duty(lam=0.0))
     here, there = last(tmp_path / "embedded"), last(tmp_path / "flower")

@@ -28,7 +28,9 @@ def test_known_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "size", "norms"), [(digits_cnn, 28, 5), (resnet18, 32, 20), (resnet18, 64, 20)], ids=str
+    ("make", "size", "norms"),
+    [(digits_cnn, 28, 5), (resnet18, 32, 20), (resnet18, 64, 20)],
+    ids=["digits-28", "resnet18-32", "resnet18-64"],
 )
 def test_our_networks_fold_wholly(make: object, size: int, norms: int) -> None:
     net = lived_in(make(classes=10, width=1 / 8, image_size=size))  # type: ignore[operator]

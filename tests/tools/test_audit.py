@@ -152,6 +152,9 @@ def test_where_a_licence_is_stated() -> None:
     classifier = ("Classifier", "License :: OSI Approved :: BSD License")
     assert audit.licence(_Described(("License-Expression", "MIT"), classifier)) == "MIT"  # type: ignore[arg-type]
     assert audit.licence(_Described(classifier, ("License", "see file"))) == "BSD License"  # type: ignore[arg-type]
+    kind = ("Classifier", "License :: DFSG approved")
+    assert audit.licence(_Described(kind, classifier)) == "BSD License"  # type: ignore[arg-type]
+    assert audit.licence(_Described(kind)) == "none stated"  # type: ignore[arg-type]
     assert audit.licence(_Described(("License", "Apache 2.0\nmore"))) == "Apache 2.0"  # type: ignore[arg-type]
     assert audit.licence(_Described()) == "none stated"  # type: ignore[arg-type]
 
