@@ -51,6 +51,22 @@ def test_one_of_many_gets_the_directory(force: bool, tmp_path: Path) -> None:
             assert "another process is using" in message or "already holds a run" in message
 
 
+def test_a_directory_that_appears_while_it_is_looked_at_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, is_dir = tmp_path / "run", Path.is_dir
+
+    def appearing(each: Path) -> bool:
+        found = is_dir(each)
+        if not path.exists():
+            path.mkdir()  # by another process, just after this one looked
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", appearing)
+    RunDirectory.create(path, config.make({}))
+    assert (path / "config.toml").is_file()
+
+
 def test_a_place_that_is_no_run_gets_no_lock(tmp_path: Path) -> None:
     (tmp_path / "cat.jpg").touch()
     with pytest.raises(StorageError, match="not empty and not a run"):

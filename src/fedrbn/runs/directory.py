@@ -106,10 +106,12 @@ class RunDirectory:
 
     def _holds_something_else(self) -> bool:
         """Whether there is anything besides the first files of a run, which another process may have just created."""
-        if not self.path.is_dir():
-            return self.path.exists()
+        if self.path.exists() and not self.path.is_dir():  # in this order: the directory may appear in between
+            return True
         newborn = (_LOCK, "config.toml", ".config.toml.*.tmp")
-        return any(not any(fnmatch(name, pattern) for pattern in newborn) for name in self.folder.names())
+        return self.path.is_dir() and any(
+            not any(fnmatch(name, pattern) for pattern in newborn) for name in self.folder.names()
+        )
 
     def _clear(self) -> None:
         """Remove the files of a run and nothing else; of a link, only the link itself."""
