@@ -104,3 +104,16 @@ def test_what_is_used_is_checked(key: str, value: object, why: str) -> None:
         EvaluationRecord.from_json({**EVALUATION, key: value})
     first = caught.value.errors()[0]
     assert why in f"{'.'.join(map(str, first['loc']))} {first['msg']}"
+
+
+def test_a_notebook_shows_a_record_as_tables() -> None:
+    page = RoundRecord.from_json({**ROUND, "warning": "<b>loss</b>", "lr": 1 / 3})._repr_html_()
+    assert page.startswith("<p><b>RoundRecord</b></p><table>")
+    assert "<tr><td>lr</td><td>0.3333</td></tr>" in page
+    assert "<tr><td>validation</td><td>ra_at 0.5</td></tr>" in page
+    assert "<tr><td></td>" not in page
+    assert "<th></th><th>loss</th><th>images</th><th>seconds</th>" in page  # of the table of clients
+    assert "<tr><td>c</td><td></td><td></td><td>4</td></tr>" in page
+    assert "<td>&lt;b&gt;loss&lt;/b&gt;</td>" in page
+    users = "<tr><td>a</td><td>mnist</td><td>AT</td><td>noised</td><td>1</td><td>0.25</td></tr>"
+    assert users in EvaluationRecord.from_json(EVALUATION)._repr_html_()

@@ -149,6 +149,6 @@ def test_progress_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr()
     said = " ".join(shown.err.split())
     assert "fedrob: 2 clients (1 AT, 1 ST)" in said
-    assert "1 rounds to go" in said
+    assert "1 round to go" in said
     assert "round 1/1" in shown.err
     assert shown.out == ""

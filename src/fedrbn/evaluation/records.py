@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, Strict, WrapValidator, model_validator
 
+from fedrbn.evaluation import notebook
+
 
 def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
     """The value itself, after checking that it is a number: 3 stays 3 and is not written back as 3.0."""
@@ -42,6 +44,9 @@ class Line(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """The line as it was read or created, without additions or losses."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    def _repr_html_(self) -> str:
+        return notebook.mapping(type(self).__name__, self.to_json())
 
 
 class FailureRecord(Line):

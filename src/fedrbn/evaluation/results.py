@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrbn.errors import EvaluationError
+from fedrbn.evaluation import notebook
 from fedrbn.evaluation.records import EvaluationRecord
 from fedrbn.evaluation.tables import comparison_table, evaluation_table
 
@@ -63,12 +63,9 @@ class MethodComparison:
 
 def html(table: Table) -> str:
     """A table as HTML: title, header, rows and caption."""
-    head = "".join(f"<th>{escape(str(column.header))}</th>" for column in table.columns)
     rows = zip(*(column.cells for column in table.columns), strict=True)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    title = f"<p><b>{escape(str(table.title))}</b></p>" if table.title else ""
-    below = f"<p>{escape(str(table.caption))}</p>" if table.caption else ""
-    return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+    header = (str(column.header) for column in table.columns)
+    return notebook.table(str(table.title or ""), header, rows, str(table.caption or ""))
 
 
 def text(table: Table, width: int = 140) -> str:

@@ -39,13 +39,14 @@ def overview(assembly: Assembly, finished: int = 0) -> list[str]:
     needed = memory_need.of_run(assembly.net, assembly.federation, train.batch_size, assembly.workers)
     seconds = estimate(assembly, finished)
     times = {"start-up": seconds.startup, "training": seconds.training, "evaluation": seconds.evaluation}
+    left = plan.schedule.rounds - finished
     return [
         _network(assembly),
         f"{len(plan.members)} clients ({at} AT, {len(plan.members) - at} ST); {_images(assembly)}",
         *assembly.federation.remarks,
         *assembly.hints,
         *_few(assembly),
-        f"{plan.schedule.rounds - finished} rounds to go, {assembly.workers} worker(s); estimated memory "
+        f"{left} {'round' if left == 1 else 'rounds'} to go, {assembly.workers} worker(s); estimated memory "
         f"{memory_need.gigabytes(needed.total)}; estimated time {duration(seconds.total)} "
         f"({', '.join(f'{name} {duration(each)}' for name, each in times.items())})",
     ]
