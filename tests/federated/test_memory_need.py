@@ -31,8 +31,8 @@ def test_activations_of_one_image() -> None:
 
 
 def test_copies_of_the_weights() -> None:
-    assert memory_need.of_weights(100, workers=1) == 800  # four on the server, four for the worker
-    assert memory_need.of_weights(100, workers=3) == 1600
+    assert memory_need.of_weights(100, workers=1) == 1500  # eleven on the server, four for the worker
+    assert memory_need.of_weights(100, workers=3) == 2300
 
 
 def test_a_run_is_the_sum_of_its_parts() -> None:
@@ -43,7 +43,23 @@ def test_a_run_is_the_sum_of_its_parts() -> None:
     )
     assert needed.images == 3 * 20 * (192 + 8)
     assert needed.activations == 2 * 32 * 1936  # 16 clean and 16 attacked images are more than the 20 of the test
+    # The network has 108 + 4 numbers of the convolution, scale and shift of 4 channels, two sets of their means and
+    # variances, 288 + 2 of the last layer, and two counters of 8 bytes. There are 11 + 4 copies of them.
+    assert needed.weights == 15 * (4 * (112 + 8 + 16 + 290) + 2 * 8)
+    assert needed.processes == (110 + 165) * 2**20
     assert needed.total == needed.weights + needed.activations + needed.images + needed.processes
+
+
+def test_an_evaluation_joins_the_images_of_all_clients() -> None:
+    samples = Samples(torch.zeros(50, 3, 8, 8, dtype=torch.uint8), torch.arange(50) % 2)
+    clients = tuple(Client(f"a-{i}", "a", Role.AT, samples, samples, samples) for i in range(3))
+    federation = Federation(clients, ("a",), {"a": "a"}, ("x", "y"), True)
+    needed = memory_need.of_run(dual(network()), federation, 16, workers=2)
+    # Of 150 images, 128 go in one pass, in each of two workers: more than the 32 of a step. Then there are fewer copies
+    # of the 1,720 bytes of the network: 4 on the server and 2 for each worker.
+    assert needed.activations == 2 * 2 * 128 * 1936
+    assert needed.weights == 8 * 1720
+    assert needed.processes == (110 + 3 * 165) * 2**20
 
 
 def test_a_network_that_cannot_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

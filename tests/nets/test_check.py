@@ -61,6 +61,20 @@ def test_another_number_of_outputs_is_refused(outputs: int) -> None:
         check_forward(single(network(outputs)), X, classes=7)
 
 
+def test_the_image_size_that_a_network_takes_is_named() -> None:
+    # A stride of 8 leaves 4 x 4 of 32 pixels, 8 x 8 of 64 and 12 x 12 of 96: enough for a window of 9 only from 96 on.
+    convolution, norm = nn.Conv2d(3, 4, 8, stride=8), nn.BatchNorm2d(4)
+    pooled = nn.Sequential(convolution, norm, nn.AvgPool2d(9), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    message = r"your network failed on \[12, 3, 32, 32\]: .*It takes images of 96 x 96 pixels: set data.image_size = 96"
+    with pytest.raises(NetworkError, match=message):
+        check_forward(dual(pooled), X, classes=2)
+
+
+def test_where_no_size_helps_none_is_named() -> None:
+    with pytest.raises(NetworkError, match=r"return logits\. Correct the network\.$"):
+        check_forward(dual(Broken()), X, classes=2)
+
+
 @pytest.mark.parametrize(
     ("net", "message"),
     [

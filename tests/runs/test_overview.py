@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedrbn.config import Experiment
 from fedrbn.cost.estimate import Estimate
+from fedrbn.data.ready_made import from_partitions
 from fedrbn.data.samples import DataSet, Domain, Samples
 from fedrbn.federated.assemble import assemble
 from fedrbn.runs import overview as module
@@ -50,3 +51,23 @@ def test_few_images_are_warned_of(tiny: Callable[..., Experiment]) -> None:
     # The defaults of Digits: 0.3 of 106 images for two users, 16 each, half of them for validation.
     assert "mine: warning: 2 of 2 users train on fewer than 32 images (a-0 on 8), which is too few" in page.getvalue()
     assert "32 of 106 training images are used" in page.getvalue()
+    assert (
+        "lower federation.users_per_domain, lower federation.validation, raise federation.fraction or add images"
+        in (page.getvalue())
+    )
+
+
+def test_the_remedy_for_few_images_names_only_what_can_be_changed(tiny: Callable[..., Experiment]) -> None:
+    wanted = tiny(
+        federation={"users_per_domain": 1, "at": 1.0, "fraction": 1.0, "validation": 0.2, "test_samples": None}
+    )
+    (warning,) = (line for line in overview(assemble(wanted, data=data(20))) if line.startswith("warning"))
+    assert warning.endswith("To change that, lower federation.validation or add images to the smallest domain.")
+
+
+def test_the_remedy_for_few_images_in_data_that_came_divided(tiny: Callable[..., Experiment]) -> None:
+    parts = [[(torch.zeros(3, 28, 28), i % 2) for i in range(20)] for _ in range(3)]
+    (warning,) = (
+        line for line in overview(assemble(tiny(), data=from_partitions(parts))) if line.startswith("warning")
+    )
+    assert warning.endswith("Add images, or divide the data among fewer users.")

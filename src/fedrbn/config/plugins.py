@@ -40,9 +40,16 @@ def resolve(name: str) -> object:
         if not hasattr(found, part):
             raise ConfigError(
                 f"got {name!r}, but {module_name!r} has no {attribute!r}; expected the name of an object in it."
+                f"{_similar(part, found)}"
             )
         found = getattr(found, part)
     return found
+
+
+def _similar(name: str, holder: object) -> str:
+    """A question that offers the most similar of the public names in a module or class."""
+    close = nearest(name, [each for each in dir(holder) if not each.startswith("_")])
+    return f" Did you mean {close!r}?" if close else ""
 
 
 SIGNATURES: Mapping[str, str] = {

@@ -1,4 +1,16 @@
-"""Estimates the memory that a run needs before it starts; if it does not fit, the error suggests a remedy."""
+"""Estimates the memory that a run needs before it starts; if it does not fit, the error suggests a remedy.
+
+    program + process · processes + images + the larger of
+      training     tensors · (11 + 4 · workers) + 2 · workers · 2 · batch size · activations
+      evaluation   tensors · (4 + 2 · workers) + 2 · workers · images at once · activations
+
+`tensors` are the bytes of the network's weights and statistics; a gradient takes as much. `activations` are the bytes
+that one image stores for the backward pass; their gradients take as much again. A step of adversarial training joins
+clean and attacked images. An evaluation joins the images of all clients, up to 128 at once, in memory that training
+has freed. The length of an attack does not count: each step frees the memory of the step before it.
+
+`benchmarks/memory.py` compares this with the peak of real runs.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +26,26 @@ from fedrbn.errors import HardwareError
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch, Stats
 
-_PROCESS = 220 * 2**20
-"""Bytes of a process that has only imported PyTorch."""
-_SERVER_COPIES = 4
-"""Copies of the network's tensors in the main process: the network, shared weights, their next mean, a checkpoint."""
+_PROCESS = 165 * 2**20
+"""Private bytes of a process that has imported PyTorch and this package and has made one step."""
+_PROGRAM = 110 * 2**20
+"""Bytes of PyTorch's program files in memory, which all processes share."""
+_SERVER_COPIES = 11
+"""Copies of the network's tensors in the main process.
+
+They are the network and its fast form, the shared weights, their next mean, an upload, its differences from what was
+sent, the best state, two buffers of the checkpoint being written, and about two that the allocator keeps between them.
+"""
+_EVALUATING_SERVER_COPIES = 4
+"""The network and its fast form, the shared weights and the best state."""
 _WORKER_COPIES = 4
 """Copies of the network's tensors per worker: its network, the received weights, gradients, its upload."""
+_EVALUATING_WORKER_COPIES = 2
+"""Its network and the received weights."""
 _WORKSPACE = 2
 """Gradients of activations and the kernels' scratch memory, as a multiple of the activations themselves."""
 _EVALUATION_BATCH = 128
-"""Images that an evaluation attacks at once; see `evaluation.accuracy`."""
+"""Images that are attacked at once in an evaluation, of one client or several; see `executors.lockstep`."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +59,7 @@ class MemoryNeed:
     images: int
     """All clients' data."""
     processes: int
-    """Python and PyTorch in every process."""
+    """Python and PyTorch in every process, program files once."""
 
     @property
     def total(self) -> int:
@@ -46,20 +68,27 @@ class MemoryNeed:
 
 
 def of_weights(size: int, workers: int) -> int:
-    """Bytes of all copies of a network whose tensors take `size` bytes; a single worker is the main process itself."""
+    """Bytes of all copies in training, if the tensors take `size` bytes; a single worker is the main process itself."""
     return size * (_SERVER_COPIES + _WORKER_COPIES * workers)
 
 
 def of_run(net: DualNet, federation: Federation, batch: int, workers: int) -> MemoryNeed:
     """The memory for training and evaluating this network, with this batch size and number of workers."""
     parts = [part for c in federation.clients for part in (c.train, c.validation, c.test)]
-    tested = max(len(part) for c in federation.clients for part in (c.validation, c.test))
-    at_once = max(2 * batch, min(_EVALUATION_BATCH, tested))  # training puts clean and attacked images in one pass
+    tested = max(sum(len(c.validation) for c in federation.clients), sum(len(c.test) for c in federation.clients))
+    size = sum(tensor.nbytes for tensor in net.state_dict().values())
+    image = _WORKSPACE * workers * activations(net, federation.image_shape)
+    training = (of_weights(size, workers), image * 2 * batch)
+    evaluation = (
+        size * (_EVALUATING_SERVER_COPIES + _EVALUATING_WORKER_COPIES * workers),
+        image * min(_EVALUATION_BATCH, tested),
+    )
+    weights, passes = max(training, evaluation, key=sum)
     return MemoryNeed(
-        weights=of_weights(sum(tensor.nbytes for tensor in net.state_dict().values()), workers),
-        activations=_WORKSPACE * workers * at_once * activations(net, federation.image_shape),
+        weights=weights,
+        activations=passes,
         images=sum(part.images.nbytes + part.labels.nbytes for part in parts),
-        processes=_PROCESS * (1 if workers == 1 else workers + 1),
+        processes=_PROGRAM + _PROCESS * (1 if workers == 1 else workers + 1),
     )
 
 

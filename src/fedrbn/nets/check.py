@@ -17,6 +17,8 @@ _NOT_THEIRS = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__f
 """The folders of PyTorch and this package: their lines in a traceback do not show users what to correct."""
 _MOST_SAID = 300
 """Maximum characters of an error's message that are shown."""
+_USUAL_SIDES = (28, 32, 64, 96, 128, 224, 299)
+"""Image sizes that published networks are made for."""
 
 
 def check_forward(net: DualNet, x: Tensor, classes: int) -> None:
@@ -33,8 +35,7 @@ def check_forward(net: DualNet, x: Tensor, classes: int) -> None:
     except Exception as error:
         raise NetworkError(
             f"your network failed on {shape}: {cause(error)}. Expected it to take pixels in [0, 1] of this shape "
-            "(images, channels, height, width) and return logits. Correct it, or set data.image_size: "
-            "many published networks need 224."
+            f"(images, channels, height, width) and return logits. {_remedy(net, x)}"
         ) from None
     if not isinstance(logits, Tensor) or list(logits.shape) != [len(x), classes]:
         got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -48,6 +49,24 @@ def check_forward(net: DualNet, x: Tensor, classes: int) -> None:
             f"your network gives logits for {shape} that are not all finite; expected numbers. Check how it normalises "
             "pixels, which are in [0, 1], and how its weights are initialised."
         )
+
+
+def _remedy(net: DualNet, x: Tensor) -> str:
+    """What to do about a network that failed on x: the image size that it takes, if it is a usual one."""
+    side = next((side for side in _USUAL_SIDES if _takes(net, x.new_zeros(2, x.shape[1], side, side))), None)
+    if side is None:
+        return "Correct the network."
+    return f"It takes images of {side} x {side} pixels: set data.image_size = {side}, or correct the network."
+
+
+@torch.no_grad()
+def _takes(net: DualNet, x: Tensor) -> bool:
+    trial = copy.deepcopy(net).train()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return isinstance(trial(x.to(next(net.parameters()).device), Branch.CLEAN, Stats.BATCH), Tensor)
+    except Exception:
+        return False
 
 
 def cause(error: BaseException) -> str:

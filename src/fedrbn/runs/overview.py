@@ -81,6 +81,19 @@ def _few(assembly: Assembly) -> list[str]:
     fewest = min(few, key=lambda client: few[client])
     return [
         f"warning: {len(few)} of {len(assembly.federation.clients)} users train on fewer than {FEW_IMAGES} images "
-        f"({fewest} on {few[fewest]}), which is too few for reliable results. Lower federation.users_per_domain or "
-        "federation.validation, raise federation.fraction, or add images."
+        f"({fewest} on {few[fewest]}), which is too few for reliable results. {_remedy(assembly)}"
     ]
+
+
+def _remedy(assembly: Assembly) -> str:
+    """What gives users more training images: the settings that apply and are not at their limit yet."""
+    settings, federation = assembly.experiment.federation, assembly.federation
+    if len(federation.clients) != settings.users_per_domain * len(federation.domains):  # the data came divided
+        return "Add images, or divide the data among fewer users."
+    ways = [
+        *(["lower federation.users_per_domain"] if settings.users_per_domain > 1 else []),
+        *(["lower federation.validation"] if settings.validation > 0 else []),
+        *(["raise federation.fraction"] if settings.fraction < 1 else []),
+        "add images to the smallest domain",
+    ]
+    return f"To change that, {', '.join(ways[:-1])}{' or ' if len(ways) > 1 else ''}{ways[-1]}."
