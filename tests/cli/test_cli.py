@@ -76,6 +76,13 @@ def test_the_version(fedrbn: Command) -> None:
     assert (shown.code, shown.out) == (0, f"fedrbn {package.__version__}\n")
 
 
+def test_help_shows_defaults_without_markup(fedrbn: Command) -> None:
+    shown = fedrbn("deploy", "init", "--help").out
+    assert "[default: 9092]" in shown
+    assert "[required]" in shown
+    assert "\\" not in shown
+
+
 def test_help_does_not_import_torch() -> None:
     code = (
         "import sys\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+import typer.core
 
 from fedrbn import __version__
 from fedrbn.cli import (
@@ -90,6 +91,7 @@ _HOW_TO_CONTINUE = {
 def main() -> None:
     """Entry point: an error that a user can fix is one message on stderr, never a traceback."""
     sys.path.insert(0, str(Path.cwd()))  # so that package.module:object finds files in the current folder
+    typer.core.HAS_RICH = False  # typer escapes brackets for rich even if it prints plain help: \[default: 9092]
     try:
         app()
     except FedRBNError as error:
