@@ -72,7 +72,7 @@ def run(
     """
     assembly = assemble(experiment, network, data)
     ensure_ready(assembly)
-    if watcher is None:  # else it has said so
+    if watcher is None and not progress:  # else the overview says so
         for hint in assembly.hints:
             warnings.warn(hint, stacklevel=2)
     with (
