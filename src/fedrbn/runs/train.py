@@ -54,7 +54,7 @@ def run(
     """
     assembly = assemble(experiment, network, data)
     ensure_ready(assembly)
-    if watcher is None:  # otherwise it has printed them
+    if watcher is None and not progress:  # otherwise the display has printed them
         for hint in assembly.hints:
             warnings.warn(hint, stacklevel=2)
     with (

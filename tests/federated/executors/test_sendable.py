@@ -85,6 +85,18 @@ def test_the_hint_reaches_who_does_not_watch(tiny: Callable[..., Experiment], tm
         fedrbn.run(tiny(run={"workers": 2}, train={"rounds": 1}), tmp_path / "run", network=local_network)
 
 
+def test_the_hint_is_not_given_twice(
+    tiny: Callable[..., Experiment],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    wanted = tiny(run={"workers": 2}, train={"rounds": 1})
+    fedrbn.run(wanted, tmp_path / "run", network=local_network, progress=True)
+    assert "clients run in this process" in " ".join(capsys.readouterr().err.split())
+    assert not [each for each in recwarn if "clients run in this process" in str(each.message)]
+
+
 def test_what_slips_through_is_explained() -> None:
     worker = processes._Worker(lambda: 1)  # type: ignore[arg-type]
     with pytest.raises(FederationError, match=r"got code that cannot be sent to a worker process .*run.workers = 1"):
