@@ -31,10 +31,10 @@ _PROCESS = 165 * 2**20
 _PROGRAM = 110 * 2**20
 """Bytes of PyTorch's program files in memory, which all processes share."""
 _SERVER_COPIES = 11
-"""Copies of the network's tensors in the main process.
+"""Copies of the network's tensors in the main process: fitted to measured peaks, not counted one by one.
 
-They are the network and its fast form, the shared weights, their next mean, an upload, its differences from what was
-sent, the best state, two buffers of the checkpoint being written, and about two that the allocator keeps between them.
+Among them are the network and its fast form, the shared weights, their next mean, an upload, the best state and the
+checkpoint being written. The rest is memory that the allocator keeps.
 """
 _EVALUATING_SERVER_COPIES = 4
 """The network and its fast form, the shared weights and the best state."""
