@@ -41,7 +41,7 @@ def browser() -> Iterator[Any]:
 
 def test_the_api_page_shows_signatures(site: Path) -> None:
     api = re.sub(r"<[^>]+>|\s", "", (site / "api.html").read_text(encoding="utf-8"))
-    assert "run(experiment:Experiment,path:Path|str,*,network:Source|None=None," in api
+    assert "run(experiment:Experiment,path:Path|str,*,network:NetworkSource|None=None," in api
     assert "open_model(path:Path|str," in api  # by the name that users import, not by that of its module
 
 

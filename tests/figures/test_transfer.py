@@ -60,5 +60,5 @@ def test_a_run_that_is_missing_is_named_with_its_command(request_: Request, tmp_
     shutil.copytree(request_.store, store)
     shutil.rmtree(next(path for path in store.iterdir() if path.name.startswith("fatbn-")))
     finished = r"got finished runs of FedRBN with seeds \[1\] and of FATBN with seeds \[\], "
-    with pytest.raises(FigureError, match=rf"{finished}.* Make them: fedrbn reproduce transfer"):
+    with pytest.raises(FigureError, match=rf"{finished}.* Create them: fedrbn reproduce transfer"):
         transfer.pairs(replace(request_, store=store))

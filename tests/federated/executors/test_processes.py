@@ -55,7 +55,7 @@ def pool() -> Iterator[Execute]:
     before = set(multiprocessing.active_children())
     with processes(site(METHOD, WHO), workers=2) as execute:
         yield execute
-    assert set(multiprocessing.active_children()) == before, "no process outlives the block"
+    assert set(multiprocessing.active_children()) <= before, "no process outlives the block"
 
 
 def states(execute: Execute) -> list[ServerState]:
@@ -134,7 +134,7 @@ def test_a_failing_client_ends_the_federation_with_one_clear_error(parallel: boo
         processes(site(bad, WHO), workers=1) if parallel else nullcontext(serial(site(bad, WHO))) as execute,
     ):
         next(federate(start, todo, execute))
-    assert set(multiprocessing.active_children()) == before
+    assert set(multiprocessing.active_children()) <= before
 
 
 class Broken:
@@ -174,7 +174,7 @@ def test_a_client_that_kills_its_worker_every_time_is_a_failure_and_the_others_g
     assert failure.client == "c1"
     assert "ended (exit code -9) during the job, 2 times" in failure.cause
     assert "use fewer workers" in failure.cause
-    assert set(multiprocessing.active_children()) == before
+    assert set(multiprocessing.active_children()) <= before
 
 
 def worker_of(before: set[Any]) -> Any:
@@ -207,7 +207,7 @@ def test_a_killed_worker_is_replaced_and_the_numbers_are_the_same(busy: bool) ->
     for one, other in zip(ours, theirs, strict=True):
         assert all(torch.equal(tensor, other.shared[name]) for name, tensor in one.shared.items())
         assert one.reported == other.reported
-    assert set(multiprocessing.active_children()) == before
+    assert set(multiprocessing.active_children()) <= before
 
 
 class Hanging:
@@ -231,7 +231,7 @@ def test_a_client_that_hangs_past_its_deadline_is_given_up_and_the_others_go_on(
     (failure,) = report.failures
     assert failure.client == "c1"
     assert "got no answer within 8 seconds; expected" in failure.cause
-    assert set(multiprocessing.active_children()) == before
+    assert set(multiprocessing.active_children()) <= before
 
 
 @pytest.mark.slow
