@@ -321,7 +321,8 @@ def test_how_many_answers_finish_a_round(fewest: float, gone: str, missing: str 
     if missing is None:
         assert next(federate(start, todo, execute))[0].round == 1
         return
-    with pytest.raises(TooFewClientsError, match=rf"got valid answers from {missing} in round 1 \(faults.m") as error:
+    few = rf"got valid answers from {missing} in round 1 \(faults.min_clients"
+    with pytest.raises(TooFewClientsError, match=few) as error:
         next(federate(start, todo, execute))
     assert [failure.client for failure in error.value.failures] == gone.split()
     assert f"client '{gone[:2]}' failed in round 1: got no answer" in str(error.value)
