@@ -32,7 +32,7 @@ DOMAINS = ("plain", "pen", "texture", "street")
 THIEF, STRANGER = "thief", "stranger"
 """A registered node that claims another node's client; a node whose key is not registered."""
 PORT = 9092
-ROUNDS = 8
+ROUNDS = 10
 SERVER_CUT = 60.0
 NODE_DISK, SERVER_DISK = 8, 64
 """Megabytes."""
@@ -40,6 +40,8 @@ RUN = "soak"
 DAY = 24 * 3600
 ENDED = "supervisor: ended with exit code"
 """What the supervisor prints when a node has ended."""
+DISK_FULL = ("No space left", "disk is full", "Finished task")
+"""What the SuperLink prints after a failed write: its own error, or that the server's program has ended with one."""
 
 
 @dataclass(frozen=True)
@@ -258,8 +260,9 @@ def _full_server_disk(trial: Trial) -> Row:
     trial.until_in_round(number + 1, trial.nodes)
     said = len(trial.log(SUPERLINK))
     machines.fill(trial.site.server)
-    full = ("No space left", "disk is full")
-    trial.until("the full disk has been noticed", lambda: any(text in trial.log(SUPERLINK)[said:] for text in full))
+    trial.until(
+        "the full disk has been noticed", lambda: any(text in trial.log(SUPERLINK)[said:] for text in DISK_FULL)
+    )
     time.sleep(5)
     machines.make_room(trial.site.server)
     if trial.finished() < number:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.font_manager  # noqa: F401  (writes its own cache on its first import, so before any subject runs)
 from hypothesis.strategies import SearchStrategy
 
 from fedrbn import cli
