@@ -18,6 +18,7 @@ import torch
 
 from fedrbn import config, nets
 from fedrbn.errors import StorageError
+from fedrbn.evaluation.records import RoundRecord
 from fedrbn.runs import train as runs
 from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.recovery import recover
@@ -58,8 +59,8 @@ class _Stop:
 
     def evaluating(self, *_: object) -> None: ...
 
-    def round_finished(self, record: dict[str, Any]) -> None:
-        if record["round"] == 2:
+    def round_finished(self, record: RoundRecord) -> None:
+        if record.round == 2:
             raise KeyboardInterrupt
 
 
