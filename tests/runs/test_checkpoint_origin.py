@@ -123,6 +123,26 @@ class TestExperiment:
             with pytest.raises(StorageError, match=rf"{key} = {value} \(in the checkpoint {before}\); expected"):
                 use(copy)
 
+    @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+    @pytest.mark.parametrize(
+        ("section", "key"),
+        [
+            (section, key)
+            for section, field in Experiment.model_fields.items()
+            for key in field.annotation.model_fields  # type: ignore[union-attr]
+            if (section, key) not in (("run", "workers"), ("run", "out"))
+        ],
+    )
+    def test_every_other_setting_belongs_to_the_checkpoint(self, section: str, key: str) -> None:
+        one = config.make(SETTINGS)
+        changed = getattr(one, section).model_copy(update={key: "changed"})
+        other = one.model_copy(update={section: changed})
+        assert [name for name, _, _ in one.differences(other)] == [f"{section}.{key}"]
+
+    def test_one_client_and_all_clients_are_not_the_same(self) -> None:
+        one, every = (Experiment.model_validate({"faults": {"min_clients": value}}) for value in (1, 1.0))
+        assert one.differences(every) == [("faults.min_clients", 1, 1.0)]
+
     def test_settings_that_decide_no_number_may_change(self, copy: Path) -> None:
         edit(copy, "run.workers", 2)
         edit(copy, "run.out", "elsewhere")

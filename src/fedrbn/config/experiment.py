@@ -67,7 +67,8 @@ class Experiment(Section):
             for key in sorted({*ours.get(section, {}), *theirs.get(section, {})})
         ]
         pairs = [(f"{s}.{k}", ours.get(s, {}).get(k), theirs.get(s, {}).get(k)) for s, k in names]
-        return [(name, here, there) for name, here, there in pairs if here != there]
+        # As text: for faults.min_clients, 1 is one client and 1.0 is all of them.
+        return [(name, here, there) for name, here, there in pairs if json.dumps(here) != json.dumps(there)]
 
     def run_name(self) -> str:
         """The default name of its run directory: method, λ if it has one, seed and key."""
