@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from fedrbn.config.section import Section
 from fedrbn.errors import StorageError
 from fedrbn.federated.protocol import SampleCount
-from fedrbn.files import write_atomically
+from fedrbn.files import MOST_TEXT, read_named, write_atomically
 from fedrbn.flower.handshake import Digest
 
 _PEM = b"-----BEGIN PUBLIC KEY-----"
@@ -102,7 +102,7 @@ def _read(path: Path) -> dict[str, Registration]:
     if not path.exists():
         return {}
     try:
-        return _ENTRIES.validate_json(path.read_bytes())
+        return _ENTRIES.validate_json(read_named(path, MOST_TEXT))
     except (OSError, ValidationError, ValueError, RecursionError) as error:
         raise StorageError(
             f"got {path}, which cannot be read ({type(error).__name__}); expected the node of each client. Restore "
