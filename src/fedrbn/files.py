@@ -21,6 +21,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -47,7 +48,7 @@ _KINDS = {
 }
 
 
-def open_named(path: Path) -> BinaryIO:
+def open_named(path: Path) -> BufferedReader:
     """Open a file that a user, or another file, has named. It may be a link, but only to a regular file.
 
     A pipe or device is an OSError: reading it could take forever or fill the memory.

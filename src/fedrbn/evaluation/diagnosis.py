@@ -33,6 +33,8 @@ STEP = 1e-3
 ROUNDING = 1e-5
 """Logits that differ by this fraction of their range differ by more than float32 rounding."""
 
+PROPERTIES = ("repeatable", "smooth", "gradient", "directional")
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -53,6 +55,12 @@ class Diagnosis:
         """See `Question`."""
         return self.samples
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `Question`."""
+        where = deployment_name(self.deployment)
+        return tuple(f"check {name}@{where}" for name in PROPERTIES)
+
     def __call__(self, net: Network, samples: Samples, generator: Generator) -> Tensors:
         """See `fedrbn.evaluation.accuracy.Question`."""
         x, y = (part.to(net.device) for part in samples.pixels(slice(0, self.samples)))
@@ -66,8 +74,7 @@ class Diagnosis:
             "gradient": _has_gradient(logits, x, y),
             "directional": _directional(logits, x, y, signs),
         }
-        where = deployment_name(self.deployment)
-        return {f"check {name}@{where}": answer.cpu() for name, answer in found.items()}
+        return {name: found[key].cpu() for key, name in zip(PROPERTIES, self.names, strict=True)}
 
 
 @torch.no_grad()
