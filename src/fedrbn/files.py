@@ -21,6 +21,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -28,6 +29,8 @@ from fedrbn.errors import StorageError
 
 MOST_SETTINGS = 1 << 20
 """Largest config file, in bytes."""
+MOST_NAMED = 1 << 24
+"""Largest config or fleet file that a user names, in bytes: 16 MiB hold a fleet of 100,000 devices."""
 MOST_TEXT = 1 << 27
 """Largest text file of any other kind, in bytes: 128 MiB hold the records of 1,000 clients over 1,000 rounds."""
 MOST_LINE = 1 << 24
@@ -43,6 +46,29 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFREG: "a file",
 }
+
+
+def open_named(path: Path) -> BufferedReader:
+    """Open a file that a user, or another file, has named. It may be a link, but only to a regular file.
+
+    A pipe or device is an OSError: reading it could take forever or fill the memory.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    kind = stat.S_IFMT(os.fstat(file.fileno()).st_mode)
+    if kind != stat.S_IFREG:
+        file.close()
+        raise OSError(f"it is {_KINDS.get(kind, 'something else')}, not a file")
+    return file
+
+
+def read_named(path: Path, most: int) -> bytes:
+    """The content of a file that a user, or another file, has named; an OSError if it has more than `most` bytes."""
+    with open_named(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(most + 1) if size <= most else b""  # it may be growing
+    if max(size, len(content)) > most:
+        raise OSError(f"it has more than {most:,} bytes")
+    return content
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -30,7 +30,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.superlink.main import create_app
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedrbn.deploy.superlink import LARGE, SMALL, UPLOADS, guarded
+from fedrbn.deploy.superlink import LARGE, PARSER, SMALL, UPLOADS, guarded
 from fedrbn.flower import wire
 from fedrbn.nets import NETWORKS, build
 from fedrbn.nets.state import tensors
@@ -129,7 +129,7 @@ def superlink() -> Iterator[SuperLink]:
     key = Key()
     node = app.state.linkstate_factory.state().create_node("<id:none>", "none", key.public, 30)
     counter = Counter(guarded(app))
-    config = uvicorn.Config(counter, host="127.0.0.1", port=0, log_level="error", lifespan="off", ws="none")
+    config = uvicorn.Config(counter, host="127.0.0.1", port=0, log_level="error", lifespan="off", **PARSER)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -194,6 +194,105 @@ def test_a_registered_node_is_served(superlink: SuperLink) -> None:
     pull = PullMessagesRequest(node=Node(node_id=superlink.node)).SerializeToString()
     assert superlink.post(PULL, superlink.key.headers(), pull) == 200
     assert superlink.counter.read == len(pull)
+
+
+def streamed(superlink: SuperLink, start: bytes, piece: bytes, size: int) -> tuple[int, int]:
+    """(bytes that the server took, status of its answer) for a request that goes on until the server ends it."""
+    superlink.counter.read = taken = 0
+    with closing(socket.create_connection(("127.0.0.1", superlink.port), timeout=20)) as line:
+        line.sendall(start)
+        try:
+            while taken < size:
+                line.settimeout(0.01)
+                try:
+                    line.recv(1, socket.MSG_PEEK)
+                    break
+                except TimeoutError:
+                    line.settimeout(20)
+                line.sendall(piece)
+                taken += len(piece)
+            line.settimeout(20)
+            answer = line.recv(4096)
+        except ConnectionError:
+            return taken, 0
+    return taken, int(answer.split()[1]) if answer else 0
+
+
+ENDLESS = {
+    "headers": (f"POST {PULL} HTTP/1.1\r\n".encode(), b"".join(b"x-%d: y\r\n" % number for number in range(6000))),
+    "one header": (f"POST {PULL} HTTP/1.1\r\nx: ".encode(), b"y" * PIECE),
+    "an address": (f"POST {PULL}?".encode(), b"y" * PIECE),
+    "a method": (b"", b"P" * PIECE),
+    "empty lines": (b"", b"\r\n" * (PIECE // 2)),
+    "a chunk's length": (
+        f"POST {PULL} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode(),
+        b"0" * PIECE,
+    ),
+    "a chunk's extension": (
+        f"POST {PULL} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;".encode(),
+        b"y" * PIECE,
+    ),
+    "trailers": (
+        f"POST {PULL} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n".encode(),
+        b"x: y\r\n" * (PIECE // 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_no_other_part_of_a_request_goes_on_for_ever(superlink: SuperLink, kind: str) -> None:
+    """From anyone, with or without a key: what is not body is limited too."""
+    taken, status = streamed(superlink, *ENDLESS[kind], size=16 * 2**20)
+    assert taken < 8 * 2**20, "what is on its way when the server closes counts, too"
+    assert status in (0, 400, 401, 431)
+    assert superlink.counter.read == 0
+
+
+ODD_LENGTHS = {
+    "shorter than the body": ["Content-Length: 4"],
+    "negative": ["Content-Length: -1"],
+    "signed": ["Content-Length: +5"],
+    "two that differ": ["Content-Length: 5", "Content-Length: 50000000"],
+    "in hex": ["Content-Length: 0x10"],
+    "and chunked": ["Content-Length: 5", "Transfer-Encoding: chunked"],
+    "chunked twice": ["Transfer-Encoding: chunked, chunked"],
+    "gzip": ["Transfer-Encoding: gzip, chunked"],
+    "none at all": [],
+    "expects to be asked": ["Expect: 100-continue", "Content-Length: 900000000"],
+    "WebSocket": ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA=="],
+    "HTTP/2": ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__"],
+}
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("kind", ODD_LENGTHS)
+def test_a_stranger_with_an_odd_length_has_nothing_read(superlink: SuperLink, kind: str, version: str) -> None:
+    lines = [f"POST {PULL} HTTP/{version}", "Host: x", *ODD_LENGTHS[kind], "", ""]
+    _, status = streamed(superlink, "\r\n".join(lines).encode(), bytes(PIECE), size=4 * 2**20)
+    assert status in (0, 400, 401, 413, 426, 501)
+    assert superlink.counter.read == 0
+
+
+def test_a_preface_of_http_2_is_refused(superlink: SuperLink) -> None:
+    _, status = streamed(superlink, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(PIECE), size=2**20)
+    assert status in (0, 400, 404, 505)
+    assert superlink.counter.read == 0
+
+
+def test_a_node_is_served_while_others_send_slowly_or_nothing(superlink: SuperLink) -> None:
+    """Half requests, headers without an end, and bodies of which a byte comes at a time: 60 of each wait."""
+    half = f"POST {PULL} HTTP/1.1\r\nHost: x\r\n".encode()
+    signed = "".join(f"{name}: {value}\r\n" for name, value in superlink.key.headers().items()).encode()
+    starts = [b"", half, half + signed + b"Content-Length: 60000\r\n\r\nx"]
+    lines = [socket.create_connection(("127.0.0.1", superlink.port), timeout=20) for _ in range(60) for _ in starts]
+    try:
+        for number, line in enumerate(lines):
+            line.sendall(starts[number % len(starts)])
+        pull = PullMessagesRequest(node=Node(node_id=superlink.node)).SerializeToString()
+        assert superlink.post(PULL, superlink.key.headers(), pull) == 200
+    finally:
+        for line in lines:
+            line.close()
 
 
 def test_a_message_with_the_largest_network_passes(superlink: SuperLink) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Generator, Tensor, nn
 
 from fedrbn.attacks import PGD, Logits, Oblivious, Untargeted
 from fedrbn.data.samples import Samples
+from fedrbn.errors import AttackError
 from fedrbn.evaluation.accuracy import (
     CONFIDENT,
     Accuracy,
@@ -90,6 +93,31 @@ def test_the_attack_sees_the_network_that_predicts_and_only_samples_that_are_rig
 def inverted(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
     """Far outside of any ball: bright becomes dark."""
     return 1 - x
+
+
+RETURNED: dict[str, Callable[[Tensor], object]] = {
+    "one image for all": lambda x: x[:1],
+    "no image": lambda x: x[:0],
+    "twice as many": lambda x: torch.cat([x, x]),
+    "one channel too many": lambda x: torch.cat([x, x], dim=1),
+    "flat": lambda x: x.flatten(1),
+    "other numbers": lambda x: x.double(),
+    "bytes": lambda x: (255 * x).to(torch.uint8),
+    "nothing": lambda x: None,
+    "a pair": lambda x: (x, True),
+    "an array": lambda x: x.numpy(),
+    "a list": lambda x: x.tolist(),
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_an_attack_that_does_not_return_an_image_for_each_is_refused(net: DualNet, kind: str, adaptive: bool) -> None:
+    def attack(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
+        return RETURNED[kind](x)  # type: ignore[return-value]
+
+    with pytest.raises(AttackError, match=r"got .* from the attack; expected adversarial pixels \(2, 1, 2, 2\)"):
+        Accuracy(Branch.CLEAN, "a", attack, adaptive)(net, FOUR, random())
 
 
 def test_a_sample_that_is_wrong_without_an_attack_is_wrong_under_one(net: DualNet) -> None:

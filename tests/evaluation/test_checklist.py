@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -161,6 +162,95 @@ AFTER: dict[str, nn.Module] = {
 """Faults of networks that sit after the logits."""
 
 
+def lost(z: Tensor, x: Tensor) -> Tensor:
+    """The same logits, with a gradient that is zero."""
+    return z.detach() + 0 * x.flatten(1).sum(1, keepdim=True)
+
+
+class Around(nn.Module):
+    """A network that looks at how it is called, or at what it was asked before."""
+
+    def __init__(self, net: nn.Module, answer: Callable[[Around, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net = net
+        self.answer = answer
+        self.calls = 0
+        self.seen = torch.empty(0, 3, SIDE, SIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.answer(self, x)
+
+
+def by_count(net: Around, x: Tensor) -> Tensor:
+    return net.net(x) if net.calls < 12 else lost(net.net(x), x)
+
+
+def remembering(net: Around, x: Tensor) -> Tensor:
+    """Answers for an image near one that it has seen almost as for that one: smooth, and with true gradients."""
+    logits = net.net(x)
+    if not len(net.seen):
+        net.seen = x.detach().clone()
+        return logits
+    distance, nearest = torch.cdist(x.detach().flatten(1), net.seen.flatten(1), p=torch.inf).min(1)
+    before = net.net(net.seen[nearest])
+    net.seen = torch.cat([net.seen, x.detach()[distance > 3 * EPS]])
+    return torch.where((distance <= EPS + 1e-4)[:, None], before + 0.05 * (logits - before), logits)
+
+
+def overwriting(net: Around, x: Tensor) -> Tensor:
+    logits = net.net(x)
+    if not x.requires_grad:
+        x.round_()
+    return logits
+
+
+def other_gradient_off_the_grid(net: Around, x: Tensor) -> Tensor:
+    """The true gradient at images of bytes, the opposite one where an attack has been."""
+    on = ((255 * x - (255 * x).round()).abs() < 0.01).flatten(1).double().mean(1) > 0.9
+    return torch.where(on[:, None], net.net(x), net.net(2 * x.detach() - x))
+
+
+class OtherCopies(Around):
+    """Whoever copies it, as attacks do, gets a mirrored network."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Around:
+        return Around(copy.deepcopy(self.net, memo), lambda net, x: net.net(x.flip(-1)).roll(1, 1))
+
+
+def normalised(z: Tensor) -> Tensor:
+    return (z - z.mean(0)) / z.std(0, unbiased=False).clamp_min(1e-3)
+
+
+AROUND: dict[str, Callable[[Around, Tensor], Tensor]] = {
+    "other logits for requires_grad": lambda net, x: net.net(x).roll(1, 1) if x.requires_grad else net.net(x),
+    "another image in grad mode": lambda net, x: net.net(F.avg_pool2d(x, 5, 1, 2) if torch.is_grad_enabled() else x),
+    "honest in inference mode": lambda net, x: net.net(x) if torch.is_inference_mode_enabled() else net.net(x).round(),
+    "NaN for requires_grad": lambda net, x: net.net(x) * (torch.nan if x.requires_grad else 1),
+    "no gradient after 12 calls": by_count,
+    "no gradient in batches of up to 128": lambda net, x: net.net(x) if len(x) > 128 else lost(net.net(x), x),
+    "pixels less the mean of the batch": lambda net, x: net.net(x - 0.5 * x.mean(0)),
+    "logits normalised over the batch": lambda net, x: normalised(net.net(x)),
+    "remembers what it has seen": remembering,
+    "overwrites its input": overwriting,
+    "opposite gradients off the grid": other_gradient_off_the_grid,
+}
+"""Faults of networks that behave differently when they are attacked."""
+
+
+@pytest.mark.parametrize("name", [*AROUND, "copies differ"])
+def test_every_network_that_notices_an_attack_is_found(
+    name: str, robust: DualNet, digits: tuple[Samples, Samples]
+) -> None:
+    layers = copy.deepcopy(robust.network)
+    around = Around(layers, AROUND[name]) if name in AROUND else OtherCopies(layers, lambda net, x: net.net(x))
+    found = failed(examined(DualNet(around).eval(), digits[1]))
+    assert found
+    notices = {"no gradient after 12 calls", "no gradient in batches of up to 128", "opposite gradients off the grid"}
+    if name not in notices:  # their logits are right
+        assert "the same input gives the same logits" in found
+
+
 def with_fault(net: DualNet, name: str) -> DualNet:
     layers = copy.deepcopy(net.network)
     fault = BEFORE.get(name) or AFTER[name]
@@ -197,7 +287,57 @@ def through_another_branch(net: DualNet) -> LogitsAttack:
     return lambda logits, x, y, generator: HONEST(surface, x, y, generator)
 
 
+def best_for_the_network(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
+    adversarial = HONEST(logits, x, y, generator)
+    with torch.no_grad():
+        fooled = logits(adversarial).argmax(1) != y
+    return torch.where(fooled[:, None, None, None], x, adversarial)
+
+
+def every_second(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
+    adversarial = HONEST(logits, x, y, generator)
+    adversarial[::2] = x[::2]
+    return adversarial
+
+
+def random_labels(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
+    return HONEST(logits, x, torch.randint(0, CLASSES, y.shape, generator=generator), generator)
+
+
+def towards_the_least_likely(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
+    with torch.no_grad():
+        target = logits(x).argmin(1)
+    return Untargeted(downhill)(logits, x, target, generator)
+
+
+def few_pixels(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
+    moved = HONEST(logits, x, y, generator) - x
+    kept = torch.zeros_like(x)
+    kept[..., ::4, ::4] = 1
+    return x + kept * moved
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Returns its input, and claims a radius."""
+
+    eps: object
+
+    def __call__(self, logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
+        return x
+
+
 ATTACKS: dict[str, LogitsAttack] = {
+    "the better of clean and adversarial": best_for_the_network,
+    "moves every second image": every_second,
+    "random labels": random_labels,
+    "towards the least likely class": towards_the_least_likely,
+    "moves few pixels": few_pixels,
+    "claims a radius of NaN": Claims(float("nan")),
+    "claims a negative radius": Claims(-1.0),
+    "claims a huge radius": Claims(1e9),
+    "claims a tiny radius": Claims(1e-9),
+    "claims text": Claims("0.1"),
     "returns its input": unchanged,
     "tiny step": Untargeted(PGD(eps=EPS, steps=1, step_size=1e-4)),
     "one step": Untargeted(PGD(eps=EPS, steps=1, step_size=EPS / 4, random_start=False)),

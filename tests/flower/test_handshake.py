@@ -251,6 +251,31 @@ class TestOwners:
         assert _registry(tmp_path).entries["pen-0"] == Registration(key="9" * 64, name="node-1", samples=20)
         assert _registry(tmp_path).objection("pen-0", Identity(key="1" * 64)) is not None
 
+    @pytest.mark.parametrize("restarted", [False, True])
+    def test_a_node_cannot_be_a_second_client(self, tmp_path: Path, restarted: bool) -> None:
+        """Clients that left are still asked and counted, so one node under many names would outvote the others."""
+        roster = self.roster(tmp_path)
+        roster.update({1}, [Candidate(1, node("pen-0"), RecordDict(), KEYS[1])])
+        for number in range(5):
+            roster = self.roster(tmp_path) if restarted else roster
+            roster.update(set(), [])
+            roster.update({1}, [Candidate(1, node(f"ghost-{number}"), RecordDict(), KEYS[1])])
+        assert not [client for client in roster.members if client.startswith("ghost")]
+        assert [*_registry(tmp_path).entries] == ["pen-0"]
+        refused = events(tmp_path / "events.jsonl", "refused")
+        assert len(refused) == 5
+        assert "expected 'pen-0', with which this node first registered" in refused[0]["reason"]
+        roster.update(set(), [])
+        roster.update({1}, [Candidate(1, node("pen-0"), RecordDict(), KEYS[1])])
+        assert roster.address("pen-0") is not None, "under its first name it returns"
+
+    def test_nor_swap_names_with_another(self, tmp_path: Path) -> None:
+        roster = self.roster(tmp_path)
+        roster.update({1, 2}, [Candidate(n, node(f"pen-{n}"), RecordDict(), KEYS[n]) for n in (1, 2)])
+        roster.update(set(), [])
+        roster.update({1, 2}, [Candidate(n, node(f"pen-{3 - n}"), RecordDict(), KEYS[n]) for n in (1, 2)])
+        assert not roster.present
+
     def test_without_keys_nobody_owns_a_client(self, tmp_path: Path) -> None:
         """As in a simulation, whose nodes have random ids and no keys."""
         roster = self.roster(tmp_path)

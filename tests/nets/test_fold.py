@@ -117,3 +117,18 @@ def test_batch_norm_without_affine_and_convolution_with_groups() -> None:
     assert len(result.folded) == 1
     with torch.no_grad():
         assert math.isclose(float((result.net(x) - net(x)).abs().max()), 0, abs_tol=1e-6)
+
+
+def test_a_network_that_writes_to_itself_is_not_left_with_what_tracing_passed_through() -> None:
+    class Noting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+            self.last = torch.zeros(1, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x * 1
+            return self.layers(x)  # type: ignore[no-any-return]
+
+    folded = fold(Noting().eval(), torch.zeros(2, 2))
+    assert isinstance(folded.net.last, Tensor)

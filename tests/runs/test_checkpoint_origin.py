@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import safetensors
 import safetensors.torch
+import torch
 
 import fedrbn
 from fedrbn import config
@@ -19,6 +20,7 @@ from fedrbn.config import Experiment
 from fedrbn.errors import StorageError
 from fedrbn.evaluation.records import RoundRecord
 from fedrbn.federated.protocol import ServerState
+from fedrbn.federated.training.memory import recall, remember
 from fedrbn.runs import train as runs
 from fedrbn.runs.checkpoint import digest
 from fedrbn.runs.directory import RunDirectory
@@ -121,6 +123,26 @@ class TestExperiment:
             with pytest.raises(StorageError, match=rf"{key} = {value} \(in the checkpoint {before}\); expected"):
                 use(copy)
 
+    @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+    @pytest.mark.parametrize(
+        ("section", "key"),
+        [
+            (section, key)
+            for section, field in Experiment.model_fields.items()
+            for key in field.annotation.model_fields  # type: ignore[union-attr]
+            if (section, key) not in (("run", "workers"), ("run", "out"))
+        ],
+    )
+    def test_every_other_setting_belongs_to_the_checkpoint(self, section: str, key: str) -> None:
+        one = config.make(SETTINGS)
+        changed = getattr(one, section).model_copy(update={key: "changed"})
+        other = one.model_copy(update={section: changed})
+        assert [name for name, _, _ in one.differences(other)] == [f"{section}.{key}"]
+
+    def test_one_client_and_all_clients_are_not_the_same(self) -> None:
+        one, every = (Experiment.model_validate({"faults": {"min_clients": value}}) for value in (1, 1.0))
+        assert one.differences(every) == [("faults.min_clients", 1, 1.0)]
+
     def test_settings_that_decide_no_number_may_change(self, copy: Path) -> None:
         edit(copy, "run.workers", 2)
         edit(copy, "run.out", "elsewhere")
@@ -169,6 +191,28 @@ def exchange(run: Path) -> None:
     (folder / "2.safetensors").write_bytes((folder / "1.safetensors").read_bytes())
 
 
+def resealed(content: bytes) -> bytes:
+    """Other numbers under the digest of the first ones."""
+    header = 8 + int.from_bytes(content[:8], "little")
+    return content[:header] + bytes(len(content) - header)
+
+
+CONTENT: dict[str, Callable[[bytes], bytes]] = {
+    "a bit of the last number": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "all numbers zero": resealed,
+    "cut off": lambda content: content[:-4],
+    "empty": lambda _: b"",
+    "longer": lambda content: content + b"x",
+}
+
+
+@pytest.fixture(scope="module")
+def of_several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FedRob with two AT users, stopped after two rounds."""
+    settings = config.with_settings(REMEMBERING["fedrob"], [("federation", "users_per_domain", 4)])
+    return half(settings, tmp_path_factory.mktemp("origin") / "several")
+
+
 class TestMemory:
     @pytest.mark.parametrize(
         ("loss", "told"),
@@ -192,13 +236,38 @@ class TestMemory:
         with pytest.raises(StorageError, match=told):
             runs.resume(memory_copy)
 
-    def test_a_changed_number_fails_the_client_that_reads_it(self, memory_copy: Path) -> None:
-        path = memory_copy / "clients" / "plain-0" / "2.safetensors"
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-        with pytest.raises(RuntimeError, match="its digest does not match its content"):
-            runs.resume(memory_copy)
+    @pytest.mark.parametrize("harm", CONTENT)
+    def test_a_changed_file_is_refused_even_if_the_round_could_do_without_its_client(
+        self, harm: str, of_several: Path, tmp_path: Path
+    ) -> None:
+        """Two AT users, of which faults.min_clients = 0.5 needs one."""
+        copy = Path(shutil.copytree(of_several, tmp_path / "run"))
+        path = copy / "clients" / "plain-0" / "2.safetensors"
+        path.write_bytes(CONTENT[harm](path.read_bytes()))
+        with pytest.raises(StorageError, match=r"clients/plain-0"):
+            runs.resume(copy)
+        assert len(RunDirectory.open(copy).records("rounds.jsonl")) == 2, "nothing was trained"
+
+    def test_a_file_of_another_client_is_refused(self, of_several: Path, tmp_path: Path) -> None:
+        copy = Path(shutil.copytree(of_several, tmp_path / "run"))
+        shutil.copy(copy / "clients/plain-1/2.safetensors", copy / "clients/plain-0/2.safetensors")
+        with pytest.raises(StorageError, match=r"expected the memory of client 'plain-0' of round 2"):
+            runs.resume(copy)
+
+    def test_a_memory_that_the_checkpoint_does_not_know_is_refused(self, of_several: Path, tmp_path: Path) -> None:
+        copy = Path(shutil.copytree(of_several, tmp_path / "run"))
+        remember(copy / "clients", "plain-3", 1, {"x": torch.ones(2)})
+        with pytest.raises(StorageError, match=r"a memory in .*plain-3; expected none of client 'plain-3'"):
+            runs.resume(copy)
+
+    def test_only_rounds_that_a_client_can_have_finished_are_read(self, tmp_path: Path) -> None:
+        """Nobody has a memory before the first round; 02 is not how a round is written."""
+        remember(tmp_path / "clients", "plain-0", 1, {"x": torch.ones(2)})
+        folder = tmp_path / "clients" / "plain-0"
+        for name in ("0.safetensors", "00.safetensors", "02.safetensors"):
+            shutil.copy(folder / "1.safetensors", folder / name)
+        assert recall(tmp_path / "clients", "plain-0", 0) == {}
+        assert recall(tmp_path / "clients", "plain-0", 2)["x"].tolist() == [1, 1]
 
     def test_with_its_memory_it_ends_as_if_nothing_had_happened(self, memory_copy: Path, tmp_path: Path) -> None:
         runs.resume(memory_copy)

@@ -32,6 +32,7 @@ FILES = (
     "rounds.jsonl",
     "evaluations.jsonl",
     "stops.jsonl",
+    "attempts.jsonl",
     "last.safetensors",
     "last.previous.safetensors",
     "best.safetensors",

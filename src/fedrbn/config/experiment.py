@@ -31,6 +31,7 @@ from fedrbn.config.section import Section
 from fedrbn.config.text import parse_toml, require_known, toml_value
 from fedrbn.config.wording import choices, explained
 from fedrbn.errors import ConfigError
+from fedrbn.files import MOST_NAMED, read_named
 
 
 class Experiment(Section):
@@ -67,7 +68,8 @@ class Experiment(Section):
             for key in sorted({*ours.get(section, {}), *theirs.get(section, {})})
         ]
         pairs = [(f"{s}.{k}", ours.get(s, {}).get(k), theirs.get(s, {}).get(k)) for s, k in names]
-        return [(name, here, there) for name, here, there in pairs if here != there]
+        # As text: for faults.min_clients, 1 is one client and 1.0 is all of them.
+        return [(name, here, there) for name, here, there in pairs if json.dumps(here) != json.dumps(there)]
 
     def run_name(self) -> str:
         """The default name of its run directory: method, λ if it has one, seed and key."""
@@ -146,7 +148,7 @@ def read(path: Path | str) -> dict[str, Any]:
     """The settings of a TOML file, or of a shipped file by name; not validated yet, for `make`."""
     path = SHIPPED[str(path)] if str(path) in SHIPPED and not Path(path).exists() else Path(path)
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(read_named(path, MOST_NAMED).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"got config file {path}, which cannot be read ({error}); expected a TOML file or one of "

@@ -28,6 +28,7 @@ from fedrbn.data.raw.usps import read_usps
 from fedrbn.data.sets.folder import SPLIT_SEED, TEST_SHARE, decode, is_regular
 from fedrbn.data.train_test import stratified
 from fedrbn.errors import DataError
+from fedrbn.files import MOST_TEXT, read_named
 
 CHECKSUMS = "checksums.json"
 
@@ -164,7 +165,7 @@ def read_checksums(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(read_named(path, MOST_TEXT))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"got {path}, which is not JSON ({error}); expected checksums. Remove the file.") from error
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):

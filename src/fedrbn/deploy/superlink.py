@@ -7,6 +7,7 @@ callers on the same machine: the operator and the server's own processes (`Fleet
 
 Flower checks the key of a Fleet request after it has read the request's body, of any length, into memory. Here the
 signed headers are checked before the first byte of the body is read, and the size of a body is limited (`BodyGuard`).
+The headers themselves are limited by the parser (`PARSER`).
 
     python -m fedrbn.deploy.superlink <the options of flower-superlink>
 """
@@ -59,6 +60,9 @@ STARTING = 120
 """Seconds until a process that the SuperLink has started must report that it is running. Flower's value is 30. On a
 small or busy machine the imports alone take longer; the process would be rejected and restarted in an endless loop.
 Flower derives the number from a task's heartbeats, so a dead server program is noticed after twice this time."""
+PARSER: dict[str, Any] = {"http": "h11", "h11_max_incomplete_event_size": SMALL, "ws": "none"}
+"""How uvicorn reads requests. Its default parser, httptools, collects addresses, headers and trailers of any length in
+memory, from anyone. h11 stops at a limit and answers 431 or 400. Flower uses no WebSockets."""
 REFUSAL = "Only the Fleet API is open to other machines. Run flwr commands on the machine of the SuperLink."
 
 
@@ -231,6 +235,7 @@ def main() -> None:
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
         workers=1,
+        **PARSER,
     )
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from fedrbn.attacks import Logits, LogitsAttack, Oblivious, Untargeted
 from fedrbn.data.samples import Samples
+from fedrbn.errors import AttackError
 from fedrbn.federated.protocol import Network
 from fedrbn.types import Branch
 
@@ -181,11 +182,25 @@ def attack_through(attack: LogitsAttack, views: list[Logits], x: Tensor, y: Tens
     The mean of log-probabilities has the mean cross-entropy as its loss, up to a term that does not depend on y.
     """
     if len(views) == 1:
-        return attack(views[0], x, y, generator)
-    if isinstance(attack, Untargeted):
+        found = attack(views[0], x, y, generator)
+    elif isinstance(attack, Untargeted):
 
         def mean_loss(z: Tensor) -> Tensor:
             return torch.stack([F.cross_entropy(view(z), y, reduction="none") for view in views]).mean(0)
 
-        return attack.attack(mean_loss, x, generator)
-    return attack(lambda z: torch.stack([view(z).log_softmax(1) for view in views]).mean(0), x, y, generator)
+        found = attack.attack(mean_loss, x, generator)
+    else:
+        found = attack(lambda z: torch.stack([view(z).log_softmax(1) for view in views]).mean(0), x, y, generator)
+    _check_returned(found, x)
+    return found.detach()
+
+
+def _check_returned(found: object, x: Tensor) -> None:
+    """Raise an error unless an attack has returned an image for each image: a single one would be used for all."""
+    if isinstance(found, Tensor) and (found.shape, found.dtype, found.device) == (x.shape, x.dtype, x.device):
+        return
+    got = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    raise AttackError(
+        f"got {got} from the attack; expected adversarial pixels {tuple(x.shape)} of {x.dtype}, one image for each "
+        "image. Correct what the attack returns."
+    )

@@ -176,7 +176,12 @@ def _network(evidence: Evidence, classes: int) -> list[CheckRecord]:
 
     (right,) = evidence("check unbounded")
     return [
-        regular("repeatable", "the same input gives the same logits", "randomness: attack the expectation", share=0),
+        regular(
+            "repeatable",
+            "the same input gives the same logits",
+            "randomness (attack the expectation), memory, or logits that depend on the batch or on gradients",
+            share=0,
+        ),
         regular("smooth", "an invisible change hardly moves the logits", "noise that depends on the input"),
         regular("gradient", "gradients do not vanish", "saturated, quantised or detached logits"),
         regular("directional", "gradients predict how the logits change", "these are not the network's gradients"),

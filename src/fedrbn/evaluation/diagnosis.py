@@ -6,6 +6,7 @@ Four properties of honest networks, each measured per sample. Networks without o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from fedrbn.attacks import Logits, Loss
 from fedrbn.attacks.protocols import margin
 from fedrbn.data.samples import Samples
-from fedrbn.evaluation.accuracy import Deployment, deployment_name, logits_of
+from fedrbn.evaluation.accuracy import Deployment, deployment_name, logits_of, surface_of
 from fedrbn.federated.protocol import Network
 from fedrbn.types import Tensors
 
@@ -29,12 +30,18 @@ honest network that an ε of 8/255 just fools moves its logits by about 1/3,000 
 STEP = 1e-3
 """Half the distance of the finite difference of the loss: far above float32 rounding, far below ε."""
 
+ROUNDING = 1e-5
+"""Logits that differ by this fraction of their range differ by more than float32 rounding."""
+
+PROPERTIES = ("repeatable", "smooth", "gradient", "directional")
+
 
 @dataclass(frozen=True)
 class Diagnosis:
     """Properties of a deployed network on a client's first samples, as answers `check P@D` for deployment D.
 
-    repeatable    the same image gives exactly the same logits
+    repeatable    the same image gives the same logits: exactly the second time, and nearly after other images, in
+                  another batch, with gradients, in inference mode, and in the copy that attacks differentiate
     smooth        an invisible change of the image hardly moves the logits
     gradient      the cross-entropy has a gradient at the image
     directional   along a random direction the margin changes as its gradient predicts
@@ -48,24 +55,69 @@ class Diagnosis:
         """See `Question`."""
         return self.samples
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `Question`."""
+        where = deployment_name(self.deployment)
+        return tuple(f"check {name}@{where}" for name in PROPERTIES)
+
     def __call__(self, net: Network, samples: Samples, generator: Generator) -> Tensors:
         """See `fedrbn.evaluation.accuracy.Question`."""
         x, y = (part.to(net.device) for part in samples.pixels(slice(0, self.samples)))
         logits = logits_of(net, self.deployment)
         signs = (torch.randint(0, 2, x.shape, generator=generator) * 2 - 1).to(x)
         found = {
-            "repeatable": _repeatable(logits, x),
+            "repeatable": _repeatable(logits, x)
+            & _memoryless(net, self.deployment, x, signs)
+            & _same(_views(net, self.deployment, x)),
             "smooth": _smooth(logits, x, signs),
             "gradient": _has_gradient(logits, x, y),
             "directional": _directional(logits, x, y, signs),
         }
-        where = deployment_name(self.deployment)
-        return {f"check {name}@{where}": answer.cpu() for name, answer in found.items()}
+        return {name: found[key].cpu() for key, name in zip(PROPERTIES, self.names, strict=True)}
 
 
 @torch.no_grad()
 def _repeatable(logits: Logits, x: Tensor) -> Tensor:
     return (logits(x) == logits(x)).all(1)
+
+
+@torch.no_grad()
+def _memoryless(net: Network, deployment: Deployment, x: Tensor, signs: Tensor) -> Tensor:
+    """Whether a network that was asked about nearby images before answers as one that was not.
+
+    Each surface is a copy of the network. The images are negatives, which nobody has asked about yet.
+    """
+    image = _inner(1 - x, STEP)
+    asked, fresh = (surface_of(net, deployment, x[:2]) for _ in range(2))
+    asked(image)
+    near = image + STEP * signs
+    return _same([asked(near), fresh(near)], ROUNDING)
+
+
+def _same(answers: Sequence[Tensor], tolerance: float = ABRUPT) -> Tensor:
+    """Whether all logits are those of the first answer, up to this fraction of their range."""
+    first = answers[0]
+    limit = tolerance * (first.amax(1) - first.amin(1))
+    return torch.stack([(other - first).abs().amax(1) <= limit for other in answers]).all(0)
+
+
+def _views(net: Network, deployment: Deployment, x: Tensor) -> list[Tensor]:
+    """The logits of the images as `Accuracy` asks for them, and in all other ways that attacks ask."""
+    logits, surface = logits_of(net, deployment), surface_of(net, deployment, x[:2])
+    with torch.no_grad():
+        found = [logits(x), surface(x), torch.cat([logits(part) for part in _divided(x)])]
+    with torch.inference_mode():
+        found.append(logits(x))
+    with torch.inference_mode(False), torch.enable_grad():
+        z = x.detach().clone().requires_grad_()
+        found += [logits(z).detach(), surface(z).detach()]
+    return found
+
+
+def _divided(x: Tensor) -> Sequence[Tensor]:
+    """The images in other batches: the first one alone, the rest as two."""
+    return [x[:1], *torch.tensor_split(x[1:], 2)] if len(x) > 2 else x.split(1)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()

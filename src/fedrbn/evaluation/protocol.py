@@ -32,7 +32,7 @@ from fedrbn.federated.options import configure
 from fedrbn.federated.prediction import predicting_branch
 from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.privacy import accountant
-from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, ServerState
+from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, Result, ServerState
 from fedrbn.federated.server import round_of
 from fedrbn.federated.uploads.collection import in_order
 from fedrbn.types import Branch, Member, Tensors
@@ -236,8 +236,9 @@ def collect_answers(
     if not prepared.forgiving:  # the deadline is for training jobs; an evaluation has none
         round_ = replace(round_, deadline_seconds=None)
     for result in in_order(execute(round_, jobs), [job.client for job in jobs], state.round):
-        if isinstance(result, Failure):
-            missing[result.client] = result.cause
+        objection = result.cause if isinstance(result, Failure) else _unusable(result, asked[result.client], limit)
+        if objection is not None:
+            missing[result.client] = objection
             if not forgiving:
                 break
         elif isinstance(result, Answers):
@@ -246,6 +247,24 @@ def collect_answers(
         client, cause = next(iter(missing.items()))
         raise FederationError(f"client {client!r} could not be evaluated: {cause}")
     return answers, missing
+
+
+def _unusable(result: Result, questions: tuple[Question, ...], limit: int | None) -> str | None:
+    """Why a result does not answer these questions; None if it does."""
+    if not isinstance(result, Answers):
+        return f"got {type(result).__name__}; expected Answers. Check the executor's program."
+    names = {name for question in questions for name in question.names}
+    if odd := sorted(result.correct.keys() ^ names):
+        return f"got answers that {'lack' if odd[0] in names else 'include'} {odd[0][:100]!r}; expected {len(names)}."
+    lengths = [len(answer) for answer in result.correct.values()]
+    samples = max(lengths)
+    for question in questions:
+        expected = samples if question.limit is None else min(samples, question.limit)
+        wrong = next((name for name in question.names if len(result.correct[name]) != expected), None)
+        if wrong is not None or (limit is not None and samples > limit):
+            got = samples if wrong is None else len(result.correct[wrong])
+            return f"got {got} answers to {wrong or 'a question'}; expected {expected}, one for each sample."
+    return None
 
 
 def main_label(experiment: Experiment) -> str:

@@ -69,6 +69,11 @@ class Question(Protocol):
         """The number of first samples to use; None uses all."""
         ...
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its answers."""
+        ...
+
     def __call__(self, net: Network, samples: Samples, generator: Generator) -> dict[str, Tensor]:
         """For each named answer, one boolean per sample, in the order of the samples."""
         ...

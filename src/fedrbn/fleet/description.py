@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedrbn import config
 from fedrbn.config import DutiesConfig, DutyConfig, Experiment
 from fedrbn.errors import ConfigError, FleetError
-from fedrbn.files import write_atomically
+from fedrbn.files import MOST_SETTINGS, read_named, write_atomically
 from fedrbn.fleet.planner import Device, FleetPlan, Speed, Workload, cost
 from fedrbn.types import Duty
 
@@ -193,7 +193,7 @@ def _devices(entry: DeviceEntry, folder: Path) -> list[Device]:
 
 def _probe(path: Path) -> ProbeEntry:
     try:
-        return ProbeEntry.model_validate_json(path.read_bytes())
+        return ProbeEntry.model_validate_json(read_named(path, MOST_SETTINGS))
     except ValidationError as error:
         first = error.errors()[0]
         why = f"{'.'.join(str(part) for part in first['loc']) or 'content'}: {first['msg']}"

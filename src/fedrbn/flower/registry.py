@@ -2,7 +2,8 @@
 
 Client ids are names that nodes choose themselves; keys are checked by the SuperLink. A client belongs to the first node
 that registers with its id. That node is recognised by its key or, if the operator has renewed the key, by the name that
-the operator registered. Keys count only if the SuperLink authenticates nodes: simulated nodes have no keys.
+the operator registered. A key has one client: otherwise one node could fill the federation with clients that never
+answer. Keys count only if the SuperLink authenticates nodes: simulated nodes have no keys.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from fedrbn.config.section import Section
 from fedrbn.errors import StorageError
 from fedrbn.federated.protocol import SampleCount
-from fedrbn.files import write_atomically
+from fedrbn.files import MOST_TEXT, read_named, write_atomically
 from fedrbn.flower.handshake import Digest
 
 _PEM = b"-----BEGIN PUBLIC KEY-----"
@@ -64,7 +65,14 @@ class Registry:
         self.entries: dict[str, Registration] = _read(path)
 
     def objection(self, client: str, node: Identity) -> str | None:
-        """Why a node cannot be this client; None if it can, because the client is new or the node owns it."""
+        """Why a node cannot be this client; None if it can, because both are new or the node owns it."""
+        own = [name for name, entry in self.entries.items() if node.key is not None and entry.key == node.key]
+        if own and client not in own:
+            return (
+                f"got client {client!r} from the node with key {(node.key or '')[:12]}; expected {own[0]!r}, with "
+                f"which this node first registered. Give the node its former name, or remove {own[0]!r} from "
+                f"{self.path.name} while the run is stopped."
+            )
         owner = self.entries.get(client)
         if owner is None or owner.key is None or owner.key == node.key or (owner.name and owner.name == node.name):
             return None
@@ -94,7 +102,7 @@ def _read(path: Path) -> dict[str, Registration]:
     if not path.exists():
         return {}
     try:
-        return _ENTRIES.validate_json(path.read_bytes())
+        return _ENTRIES.validate_json(read_named(path, MOST_TEXT))
     except (OSError, ValidationError, ValueError, RecursionError) as error:
         raise StorageError(
             f"got {path}, which cannot be read ({type(error).__name__}); expected the node of each client. Restore "

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedrbn.errors import StorageError
+from fedrbn.files import MOST_TEXT, read_named
 from fedrbn.reproduce.differences import Difference
 from fedrbn.reproduce.table import Number
 
@@ -31,7 +32,7 @@ class TableFile(BaseModel):
 def read_table(file: Path) -> TableFile:
     """The table of a folder that `fedrbn reproduce` wrote."""
     try:
-        return TableFile.model_validate_json(file.read_bytes())
+        return TableFile.model_validate_json(read_named(file, MOST_TEXT))
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrbn.errors import DataError
+from fedrbn.files import open_named
 
 MEGABYTE = 2**20
 MOST_BYTES = 1024 * MEGABYTE
@@ -75,7 +76,7 @@ def read_bounded(stream: IO[bytes], limit: int, name: str) -> bytes:
 def content_of(path: Path, limit: int = MOST_BYTES) -> bytes:
     """A file's content, decompressed if its first bytes say gzip or bzip2; its name does not matter."""
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             start = file.read(3)
             file.seek(0)
             return read_bounded(_decompressed(file, start), limit, path.name)
@@ -108,7 +109,7 @@ def find(folder: Path, *names: str) -> Path:
 def image_content(path: Path) -> bytes:
     """The content of a JPEG or PNG file."""
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             return read_bounded(file, MOST_IMAGE_BYTES, path.name)
     except FileNotFoundError:
         raise DataError(
@@ -121,7 +122,7 @@ def image_content(path: Path) -> bytes:
 def file_source(path: Path) -> Source:
     """Size and checksum of a file."""
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise broken(path.name, str(error)) from error

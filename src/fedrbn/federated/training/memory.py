@@ -33,7 +33,7 @@ class Memory:
 
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
-_FILE = re.compile(r"([0-9]{1,9})\.safetensors", re.ASCII)
+_FILE = re.compile(r"([1-9][0-9]{0,8})\.safetensors", re.ASCII)
 _KEPT = 3
 _REMEDY = "Restore a copy of the folder, or train again from the beginning with --force."
 _UNREADABLE = (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -91,7 +91,10 @@ def remembered(store: Path, finished: int) -> dict[str, Memory]:
 
 
 def missing(store: Path, noted: Mapping[str, Memory], finished: int) -> str | None:
-    """Which memory recorded by a checkpoint is missing or changed; None if all of it is intact."""
+    """Which memory is not the one that a checkpoint recorded; None if all of it is intact. Whole files are read."""
+    added = sorted(remembered(store, finished).keys() - noted.keys())
+    if added:
+        return f"a memory in {store / added[0]}; expected none of client {added[0]!r}. Remove the folder."
     for client, expected in noted.items():
         got = _memory(store, client, finished)
         if got != expected:
@@ -100,6 +103,7 @@ def missing(store: Path, noted: Mapping[str, Memory], finished: int) -> str | No
                 f"{there} in {store / client}; expected the memory of client {client!r} of round {expected.round} "
                 f"(digest {expected.digest[:12]}). {_REMEDY}"
             )
+        recall(store, client, finished)  # compares the content with the digest
     return None
 
 
