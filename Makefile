@@ -90,7 +90,7 @@ fuzz: $(READY) ## Hostile settings, files, run directories, models and messages:
 	$(BIN)/python -m soak.table
 
 docs: $(READY) ## The documentation site, in site/: open site/index.html
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 dist: ## Wheel and source archive in dist/, checked as a registry would
 	$(PYTHON) -m venv .venv-dist

@@ -13,6 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,25 @@ SMALL: dict[str, dict[str, Any]] = {
 PATIENCE = 1200.0
 
 
+def own_address() -> str | None:
+    """An address of this machine other than the loopback, found without sending anything."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    folder = tmp_path_factory.mktemp("deployment") / "site with a space"
-    return create(folder, local_plan(config.make(SMALL), len(NODES)))
+    """A server that other machines could reach, if this machine has an address for them; its nodes are here."""
+    folder, plan = (
+        tmp_path_factory.mktemp("deployment") / "site with a space",
+        local_plan(config.make(SMALL), len(NODES)),
+    )
+    outside = own_address()
+    return create(folder, replace(plan, hosts=(*plan.hosts, outside)) if outside else plan)
 
 
 @pytest.fixture(scope="module")
@@ -144,22 +160,11 @@ def test_a_server_with_a_certificate_of_another_authority_is_refused(deployed: R
     assert "certificate verify failed" in refused(guest(deployed, tmp_path / "guest"))
 
 
-def own_address() -> str | None:
-    """An address of this machine other than the loopback, found without sending anything."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
-
-
 def test_other_machines_cannot_start_runs_or_register_keys(deployed: RunningFleet) -> None:
     outside = own_address()
     if outside is None:
         pytest.skip("this machine has no address but the loopback")
     context = ssl.create_default_context(cafile=str(deployed.site.server / "ca.crt"))
-    context.check_hostname = False  # the certificate is for localhost; what is asked here is who may ask
 
     def status(host: str, path: str) -> int:
         connection = http.client.HTTPSConnection(host, deployed.site.port, context=context, timeout=10)
@@ -173,6 +178,17 @@ def test_other_machines_cannot_start_runs_or_register_keys(deployed: RunningFlee
     assert status(outside, "/v1/control/register-node") == 403
     assert status(outside, "/v1/runtime/acquire-task") == 403
     assert status(outside, "/v1/fleet/get-run") == 401  # reached, and refused for want of a key
+
+
+def test_other_machines_cannot_reach_a_server_on_localhost(tmp_path: Path) -> None:
+    outside = own_address()
+    if outside is None:
+        pytest.skip("this machine has no address but the loopback")
+    site = create(tmp_path / "local", local_plan(config.make(SMALL), 1))
+    with fleet(site, site.root / "logs") as started:
+        started.start_superlink()  # it answers on the loopback
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((outside, site.port), timeout=10)
 
 
 def test_a_renewed_key_is_accepted_once_it_is_registered(deployed: RunningFleet) -> None:

@@ -32,6 +32,7 @@ SERVER = [
     "server.key",
     "superlink.sh",
 ]
+EVERY_ADDRESS = "0.0.0.0"  # noqa: S104
 NODE = ["ca.crt", "environment.sh", "fedrbn-supernode.service", "node.key", "node.toml", "supernode.sh"]
 LAYOUT = sorted(
     ["README.md", "authority/ca.crt", "authority/ca.key", "site.toml"]
@@ -102,6 +103,32 @@ def test_a_node_is_started_again_however_it_ended(site: Site) -> None:
     """Flower ends a node with exit code 0 when its clock is wrong, as it may be until the network is up."""
     for unit in (site.node("a") / "fedrbn-supernode.service", site.server / "fedrbn-superlink.service"):
         assert "Restart=always" in unit.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "address"),
+    [
+        (("localhost",), "127.0.0.1"),
+        (("localhost", "127.0.0.1"), "127.0.0.1"),
+        (("localhost", "192.0.2.7"), EVERY_ADDRESS),
+        (("fed.example.org",), EVERY_ADDRESS),
+    ],
+)
+def test_a_server_on_localhost_is_closed_to_other_machines(
+    tmp_path: Path, hosts: tuple[str, ...], address: str
+) -> None:
+    made = create(tmp_path / "site", SitePlan(hosts, 9092, (Node("a"),), config.make({})))
+    assert f"--host {address} --port 9092 " in (made.server / "superlink.sh").read_text()
+    assert ("listens on 127.0.0.1 only" in (made.root / "README.md").read_text()) == (address == "127.0.0.1")
+
+
+def test_a_new_host_opens_the_server_to_other_machines(tmp_path: Path) -> None:
+    made = create(tmp_path / "site", SitePlan(("localhost",), 9092, (Node("a"),), config.make({})))
+    renew_server(made)
+    assert not (made.server / "superlink.sh.old").exists()
+    renew_server(made, ["fed.example.org"])
+    assert f"--host {EVERY_ADDRESS} --port 9092 " in (made.server / "superlink.sh").read_text()
+    assert mode(made.server / "superlink.sh") == 0o755
 
 
 def test_an_ipv6_server_is_written_in_brackets(tmp_path: Path) -> None:

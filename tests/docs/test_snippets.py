@@ -25,7 +25,6 @@ from fedrbn.cli import app
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"((?:^<!-- test: .*? -->\n)*)^```(\w*)\n(.*?)^```$", re.M | re.S)
-FEDRBN = [sys.executable, "-c", "from fedrbn.cli import main; main()"]
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,18 @@ class Block:
             return []
         joined = self.code.replace("\\\n", " ")
         prefix = r"^\$ (fedrbn .*)$" if "$ " in joined else r"^(fedrbn .*)$"
-        return [shlex.split(line, comments=True)[1:] for line in re.findall(prefix, joined, re.M)]
+        lines = (re.sub(r" >\S+", "", line) for line in re.findall(prefix, joined, re.M))  # without redirection
+        return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def comments(said: str) -> tuple[str, ...]:
+    """The parts of the comments before a block, which " | " separates."""
+    return tuple(part for comment in re.findall(r"<!-- test: (.*?) -->", said) for part in comment.split(" | "))
 
 
 def blocks(page: Path) -> list[Block]:
     found = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [Block(page, lang, text, tuple(re.findall(r"<!-- test: (.*?) -->", said))) for said, lang, text in found]
+    return [Block(page, lang, text, comments(said)) for said, lang, text in found]
 
 
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
@@ -137,18 +142,19 @@ def run(command: list[str], folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """Python blocks in order as one program, then the commands that are marked."""
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    """Its Python blocks, in order, as one program."""
     found = [block for block in blocks(page) if not block.skipped]
-    for block in found:
-        if block.file:
-            (tmp_path / block.file).write_text(block.code, encoding="utf-8")
+    write_files(found, tmp_path)
     program = "\n".join(block.code for block in found if block.language == "python" and not block.file)
     if program:
         (tmp_path / "page.py").write_text(program, encoding="utf-8")
         run([sys.executable, "page.py"], tmp_path)
+
+
+def write_files(found: list[Block], folder: Path) -> None:
+    """The blocks that a page asks its reader to save."""
     for block in found:
-        if "run" in block.comments:
-            for words in block.commands():
-                run([*FEDRBN, *words], tmp_path)
+        if block.file:
+            (folder / block.file).write_text(block.code, encoding="utf-8")

@@ -32,12 +32,14 @@ def test_an_evaluation_is_json_and_a_table() -> None:
     page = found._repr_html_()
     assert "<th>RA</th>" in page
     assert "<tr><td>pen</td><td>75.0</td><td>25.0</td></tr>" in page
+    assert "Adaptive" not in page  # a table without this column does not explain it
 
 
 def test_a_comparison_shows_mean_and_spread_over_seeds() -> None:
     """0.25 and 0.75: mean 0.5, standard deviation √((0.25² + 0.25²) / (2 − 1)) = 0.354."""
     found = MethodComparison({"fatbn": [evaluation(1, 0.25), evaluation(2, 0.75)]})
     assert "<td>50.0 ± 35.4</td>" in found._repr_html_()
+    assert "Adaptive: the worst, per sample" in found._repr_html_()
     assert "50.0 ± 35.4" in str(found)
     assert found["fatbn"][1]["seed"] == 2
 

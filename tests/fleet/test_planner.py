@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -269,3 +270,30 @@ def test_a_plan_that_leaves_somebody_out_is_not_written() -> None:
 def test_assignment_time_is_the_sum() -> None:
     found = Assignment("a", "d", PLAIN, 2.0, 0.5, 1, 1)
     assert found.seconds == 2.5
+
+
+def test_a_plan_shows_itself_in_a_notebook() -> None:
+    """AT is 27 units, 2.7 s at 1e6 MAC/s. At 1.4e5 a unit takes 0.1 / 0.14 s: the 4 of PNC with λ = 1 fit in 3 s."""
+    found = plan([device("<a>"), device("b", speed=1.4e5)], WORKLOAD, deadline=3.0)
+    page = found._repr_html_()
+    assert "<b>Plan for a deadline of 3 s per round</b>" in page
+    assert "<td>&lt;a&gt;</td><td>d</td><td>AT</td><td>100%</td><td>2.7 s</td>" in page
+    assert f"<td>b</td><td>d</td><td>{Duty(lam=1.0)}</td><td>0%</td><td>2.86 s</td>" in page
+    assert "<p>adversarially trained images per domain: d 50%</p>" in page
+    assert "adversarially trained images per domain: d 50%\n" in str(found)
+
+
+def test_a_plan_shows_its_problems_in_a_notebook() -> None:
+    found = plan([device("slow", speed=1.0)], WORKLOAD, deadline=3.0)
+    assert found.problems
+    assert all(f"<p>note: {escape(problem)}</p>" in found._repr_html_() for problem in found.problems)
+    assert "<td>left out</td>" in found._repr_html_()
+
+
+def test_a_plan_becomes_a_frame_with_a_row_per_device() -> None:
+    pytest.importorskip("pandas")
+    frame = plan([device("a"), device("b", speed=1.4e5)], WORKLOAD, deadline=3.0).to_frame()
+    assert list(frame.index) == ["a", "b"]
+    assert frame.loc["a", "duty"] == "AT"
+    assert frame.loc["a", "seconds"] == pytest.approx(2.7)
+    assert frame.loc["b", "seconds"] == pytest.approx(4 * 0.1 / 0.14)

@@ -74,7 +74,8 @@ def renew(
     else:
         site.renew_server(found, listed(host or ""))
         say(
-            f"new certificate in {found.server}: copy server.crt and server.key to the server and restart the SuperLink"
+            f"new certificate in {found.server}: copy server.crt, server.key and superlink.sh to the server and "
+            "restart the SuperLink"
         )
 
 

@@ -88,7 +88,6 @@ def show_export(exported: Exported, as_json: bool) -> None:
 
     accuracy = "not measured" if card.sa is None or card.ra is None else f"SA {card.sa:.1%}, RA {card.ra:.1%}"
     eps = f" under {card.attack['name']} at ε = {card.attack['eps'] * 255:g}/255" if card.attack.get("eps") else ""
-    before, after = exported.bytes_before / 1e6, exported.bytes_after / 1e6
     slow, fast = exported.milliseconds_before, exported.milliseconds_after
     echo(f"wrote {exported.path}: {card.method}, client {card.client}, {BRANCH[card.branch]}")
     echo(f"measured before export: {accuracy}{eps * (card.ra is not None)}")
@@ -96,5 +95,10 @@ def show_export(exported: Exported, as_json: bool) -> None:
     for name, reason in list(exported.kept.items())[:3]:
         echo(f"  kept {name}: {reason}")
     echo(f"logits agree to {exported.deviation:.1e}")
-    echo(f"size     {before:.2f} MB -> {after:.2f} MB")
+    echo(f"size     {_megabytes(exported.bytes_before)} -> {_megabytes(exported.bytes_after)}")
     echo(f"latency  {slow:.2f} ms -> {fast:.2f} ms (one image, one thread)")
+
+
+def _megabytes(count: int) -> str:
+    """Two decimals, or more for a network of a few kilobytes."""
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e6:.4f} MB"

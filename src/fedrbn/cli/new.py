@@ -44,7 +44,7 @@ def new(
     for file, text in texts.items():
         write_atomically(folder / file, text.encode())
     say(f"wrote {' and '.join(str(folder / file) for file in texts)}")
-    say(f"use it: {USES[kind].format(name)}\ntest it: pytest {folder / f'test_{name}.py'}")
+    say(f"use it: {USES[kind].format(name)}\ntest it (pip install pytest): pytest {folder / f'test_{name}.py'}")
 
 
 def skeleton(kind: Kind, name: str) -> dict[str, str]:

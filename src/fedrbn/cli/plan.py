@@ -12,7 +12,6 @@ from fedrbn.cli.output import console, echo, print_json, say
 if TYPE_CHECKING:
     from fedrbn.fleet.description import TimingCheck
     from fedrbn.fleet.planner import FleetPlan
-    from fedrbn.types import Duty
 
 
 def plan(
@@ -68,18 +67,7 @@ def as_values(chosen: FleetPlan, checks: list[TimingCheck]) -> dict[str, Any]:
     return {
         "deadline": chosen.deadline,
         "feasible": chosen.feasible,
-        "devices": {
-            a.device: {
-                "domain": a.domain,
-                "duty": duty_text(a.duty),
-                "at_share": a.at_share,
-                "lam": a.duty.lam if a.duty else None,
-                "seconds": a.seconds,
-                "bytes": a.traffic_bytes,
-                "memory": a.memory_bytes,
-            }
-            for a in chosen.assignments
-        },
+        "devices": {a.device: a.to_json() for a in chosen.assignments},
         "coverage": chosen.coverage,
         "problems": list(chosen.problems),
         "checks": {
@@ -87,11 +75,6 @@ def as_values(chosen: FleetPlan, checks: list[TimingCheck]) -> dict[str, Any]:
             for c in checks
         },
     }
-
-
-def duty_text(duty: Duty | None) -> str:
-    """A duty as readable text."""
-    return "left out" if duty is None else str(duty)
 
 
 def show_plan(chosen: FleetPlan, checks: list[TimingCheck]) -> None:
@@ -106,15 +89,9 @@ def show_plan(chosen: FleetPlan, checks: list[TimingCheck]) -> None:
         for c in checks:
             table.add_row(c.device, str(c.duty), f"{c.predicted:.3g} s", f"{c.measured:.3g} s", f"{c.ratio:.2f}")
         page.print(table)
-    table = Table(title=f"Plan for a deadline of {chosen.deadline:g} s per round" + " (corrected)" * bool(checks))
-    for column in ("device", "domain", "duty", "adversarial batches", "time", "transfer part", "traffic", "memory"):
-        table.add_column(column, justify="left" if column in ("device", "domain", "duty") else "right")
-    for a in chosen.assignments:
-        megabytes = (f"{count / 1e6:.1f} MB" for count in (a.traffic_bytes, a.memory_bytes))
-        times = (f"{a.seconds:.3g} s", f"{a.transfer_seconds:.3g} s")
-        table.add_row(a.device, a.domain, duty_text(a.duty), f"{a.at_share:.0%}", *times, *megabytes)
+    table = chosen.table()
+    if checks:
+        table.title = f"{table.title} (corrected)"
     page.print(table)
-    shares = ", ".join(f"{domain} {share:.0%}" for domain, share in chosen.coverage.items())
-    echo(f"adversarially trained images per domain: {shares}")
-    for problem in chosen.problems:
-        echo(f"note: {problem}")
+    for note in chosen.notes:
+        echo(note)

@@ -35,6 +35,8 @@ SECRET, SCRIPT, PLAIN = 0o600, 0o755, 0o644
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 RUNTIME_PORT = 9094
 """Flower's own default."""
+LOOPBACK = frozenset({"localhost", "127.0.0.1"})
+"""Hosts that only programs on the same machine can reach."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,10 @@ def create(directory: Path, plan: SitePlan) -> Site:
 
 
 def renew_server(site: Site, hosts: Sequence[str] = ()) -> None:
-    """Create a new certificate and key for the server, by default for the same hosts. Nodes need no change."""
+    """Create a new certificate and key for the server, by default for the same hosts. Nodes need no change.
+
+    If new hosts open the server to other machines, or close it to them, `superlink.sh` is written again too.
+    """
     try:
         authority = Issued((site.authority / "ca.crt").read_bytes(), (site.authority / "ca.key").read_bytes())
     except FileNotFoundError as error:
@@ -161,6 +166,13 @@ def renew_server(site: Site, hosts: Sequence[str] = ()) -> None:
     issued = issue(authority, hosts or site.hosts)
     _replace(site.server / "server.crt", issued.certificate, PLAIN)
     _replace(site.server / "server.key", issued.key, SECRET)
+    if hosts and listens_on(hosts) != listens_on(site.hosts):
+        _replace(site.server / "superlink.sh", _superlink_script(hosts, site.port), SCRIPT)
+
+
+def listens_on(hosts: Sequence[str]) -> str:
+    """The address that the server binds: the loopback if nodes reach it only there, otherwise every address."""
+    return "127.0.0.1" if LOOPBACK.issuperset(hosts) else "0.0.0.0"  # noqa: S104  (nodes on other machines need it)
 
 
 def renew_node(site: Site, name: str) -> None:
@@ -183,7 +195,7 @@ def _write_all(site: Site, plan: SitePlan) -> None:
         _write_node(site, node, server, authority.certificate)
     facts = {"hosts": list(plan.hosts), "port": plan.port, "nodes": [node.name for node in plan.nodes]}
     write(site.root / "site.toml", tomli_w.dumps(facts).encode())
-    write(site.root / "README.md", _filled("README.md.j2", plan=plan, server=server))
+    write(site.root / "README.md", _filled("README.md.j2", plan=plan, server=server, address=listens_on(plan.hosts)))
 
 
 def _write_server(folder: Path, plan: SitePlan, authority: Issued) -> None:
@@ -192,7 +204,7 @@ def _write_server(folder: Path, plan: SitePlan, authority: Issued) -> None:
     write(folder / "server.crt", issued.certificate)
     write(folder / "server.key", issued.key, SECRET)
     write(folder / "environment.sh", _filled("environment.sh"))
-    write(folder / "superlink.sh", _filled("superlink.sh.j2", port=plan.port), SCRIPT)
+    write(folder / "superlink.sh", _superlink_script(plan.hosts, plan.port), SCRIPT)
     write(folder / "flwr.sh", _filled("flwr.sh.j2", port=plan.port), SCRIPT)
     for script in ("register.sh", "run.sh"):
         write(folder / script, _filled(script), SCRIPT)
@@ -214,6 +226,10 @@ def _write_node(site: Site, node: Node, server: str, authority: bytes) -> None:
     service = _service("fedrbn-supernode.service", "FedRBN: SuperNode", "/opt/fedrbn/node", "supernode.sh")
     write(folder / "fedrbn-supernode.service", service)
     write(site.server / "keys" / f"{node.name}.pub", pair.public)
+
+
+def _superlink_script(hosts: Sequence[str], port: int) -> bytes:
+    return _filled("superlink.sh.j2", address=listens_on(hosts), port=port)
 
 
 def _service(unit: str, description: str, folder: str, script: str) -> bytes:

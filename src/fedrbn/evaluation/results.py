@@ -32,7 +32,7 @@ class Evaluation(dict[str, Any]):
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per client: domain, role, the branch that predicts, and every measured accuracy."""
-        return _pandas().DataFrame.from_dict(self["users"], orient="index").rename_axis("client")
+        return frame(self["users"], "client")
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,11 @@ def text(table: Table, width: int = 140) -> str:
     page = Console(file=StringIO(), width=width, markup=False, emoji=False)
     page.print(table)
     return page.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def frame(rows: Mapping[str, Mapping[str, Any]], index: str) -> pandas.DataFrame:
+    """A DataFrame with one row per key; `index` names the keys."""
+    return _pandas().DataFrame.from_dict(rows, orient="index").rename_axis(index)
 
 
 def _pandas() -> Any:

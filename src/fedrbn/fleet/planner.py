@@ -12,10 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
 
 from fedrbn.cost.units import PLAIN, passes
 from fedrbn.errors import FleetError
+from fedrbn.evaluation.results import frame, html, text
 from fedrbn.types import Duty, Role
+
+if TYPE_CHECKING:
+    import pandas
 
 LEAST_SHARE = 0.1
 """Smallest adversarial share of the batches that is worth it: with less, BN_a is trained on only a few batches."""
@@ -101,6 +109,23 @@ class Assignment:
         """Predicted time of the round for this device."""
         return self.compute_seconds + self.transfer_seconds
 
+    def to_json(self) -> dict[str, Any]:
+        """The values that `fedrbn plan --json` prints for this device."""
+        return {
+            "domain": self.domain,
+            "duty": self.duty_text,
+            "at_share": self.at_share,
+            "lam": self.duty.lam if self.duty else None,
+            "seconds": self.seconds,
+            "bytes": self.traffic_bytes,
+            "memory": self.memory_bytes,
+        }
+
+    @property
+    def duty_text(self) -> str:
+        """The duty as readable text."""
+        return "left out" if self.duty is None else str(self.duty)
+
 
 @dataclass(frozen=True)
 class FleetPlan:
@@ -118,6 +143,33 @@ class FleetPlan:
     def feasible(self) -> bool:
         """Whether every device takes part and at least one trains adversarially."""
         return all(a.duty is not None for a in self.assignments) and any(a.at_share for a in self.assignments)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What `fedrbn plan` prints below its table: the coverage of every domain, then the problems."""
+        shares = ", ".join(f"{domain} {share:.0%}" for domain, share in self.coverage.items())
+        return (f"adversarially trained images per domain: {shares}", *(f"note: {one}" for one in self.problems))
+
+    def table(self) -> Table:
+        """The table that `fedrbn plan` prints: every device, its duty, and what a round costs it."""
+        table = Table(title=f"Plan for a deadline of {self.deadline:g} s per round")
+        for column in ("device", "domain", "duty", "adversarial batches", "time", "transfer part", "traffic", "memory"):
+            table.add_column(column, justify="left" if column in ("device", "domain", "duty") else "right")
+        for a in self.assignments:
+            megabytes = (f"{count / 1e6:.1f} MB" for count in (a.traffic_bytes, a.memory_bytes))
+            times = (f"{a.seconds:.3g} s", f"{a.transfer_seconds:.3g} s")
+            table.add_row(a.device, a.domain, a.duty_text, f"{a.at_share:.0%}", *times, *megabytes)
+        return table
+
+    def __str__(self) -> str:
+        return text(self.table()) + "".join(f"{note}\n" for note in self.notes)
+
+    def _repr_html_(self) -> str:
+        return html(self.table()) + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row per device: domain, duty, adversarial share, λ, seconds, bytes sent and received, bytes of memory."""
+        return frame({a.device: a.to_json() for a in self.assignments}, "device")
 
 
 def plan(devices: Sequence[Device], workload: Workload, deadline: float) -> FleetPlan:
