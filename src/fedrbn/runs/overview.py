@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fedrbn.cost.durations import duration
 from fedrbn.cost.estimate import estimate
@@ -32,24 +32,25 @@ def ensure_ready(assembly: Assembly) -> None:
     )
 
 
-def overview(assembly: Assembly, finished: int = 0) -> list[str]:
-    """The lines that describe the run after `finished` rounds; measures a few steps."""
+def overview(assembly: Assembly, finished: int = 0) -> Iterator[str]:
+    """The lines that describe the run after `finished` rounds; the last one measures a few steps first.
+
+    They come one by one: a step of a large network takes long, and network and images should be shown before that.
+    """
     plan, train = assembly.plan, assembly.experiment.train
     at = sum(member.role is Role.AT for member in plan.members)
+    yield _network(assembly)
+    yield f"{len(plan.members)} clients ({at} AT, {len(plan.members) - at} ST); {_images(assembly)}"
+    yield from (*assembly.federation.remarks, *assembly.hints, *_few(assembly))
     needed = memory_need.of_run(assembly.net, assembly.federation, train.batch_size, assembly.workers)
     seconds = estimate(assembly, finished)
     times = {"start-up": seconds.startup, "training": seconds.training, "evaluation": seconds.evaluation}
     left = plan.schedule.rounds - finished
-    return [
-        _network(assembly),
-        f"{len(plan.members)} clients ({at} AT, {len(plan.members) - at} ST); {_images(assembly)}",
-        *assembly.federation.remarks,
-        *assembly.hints,
-        *_few(assembly),
+    yield (
         f"{left} {'round' if left == 1 else 'rounds'} to go, {assembly.workers} worker(s); estimated memory "
         f"{memory_need.gigabytes(needed.total)}; estimated time {duration(seconds.total)} "
-        f"({', '.join(f'{name} {duration(each)}' for name, each in times.items())})",
-    ]
+        f"({', '.join(f'{name} {duration(each)}' for name, each in times.items())})"
+    )
 
 
 def _network(assembly: Assembly) -> str:
