@@ -11,7 +11,7 @@ from typing import Any
 from fedrbn.config import Experiment
 from fedrbn.data.samples import DataSet, Federation
 from fedrbn.errors import HardwareError, StorageError
-from fedrbn.evaluation.protocol import EvaluationSettings
+from fedrbn.evaluation.protocol import EvaluationSettings, ensure_attacks
 from fedrbn.evaluation.results import Evaluation
 from fedrbn.federated.assemble import Assembly, assemble
 from fedrbn.federated.prepared_experiment import PreparedExperiment
@@ -122,6 +122,7 @@ def evaluate(
                 f"got run {path} without a checkpoint; expected a trained one. Train it again with --force."
             )
         assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
+        ensure_attacks(assembly.experiment, settings or EvaluationSettings(), len(assembly.federation.classes))
         prepared = with_next_duties(assembly, directory)
         with (
             combined_watcher("evaluate", progress=progress, watcher=watcher) as combined,
