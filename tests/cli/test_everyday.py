@@ -69,6 +69,7 @@ def test_mistakes_in_settings_are_answered_with_what_was_meant(settings: tuple[s
         ("FedRBN", ["fedavg", "fatbn", "fedrbn"], "fedrbn"),
         ("fat avg", ["fatavg+dbn", "fatavg", "fedavg"], "fatavg"),
         ("resnet-18", ["resnet18", "alexnet"], "resnet18"),
+        ("fedrnb", ["fedrob", "fedrbn"], "fedrbn"),
         ("xyz", ["fedavg"], None),
     ],
 )
