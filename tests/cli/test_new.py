@@ -87,6 +87,15 @@ def test_new_writes_both_files_once(kind: Kind, here: Path) -> None:
     assert "mine.py, which already exists" in str(again.exception)
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_new_says_how_to_run_its_test(installed: bool, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "pytest", None)
+    done = CliRunner().invoke(app, ["new", "network", "mine"])
+    first = "" if installed else "pip install pytest, then "
+    assert f"test it: {first}pytest test_mine.py\n" in done.output
+
+
 def test_a_name_that_is_none_is_refused_with_one_that_is(here: Path) -> None:
     refused = CliRunner().invoke(app, ["new", "attack", "my-attack"])
     assert str(refused.exception).endswith("Did you mean my_attack?")
