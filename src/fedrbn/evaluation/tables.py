@@ -130,10 +130,14 @@ def caption(record: EvaluationRecord, seeds: Sequence[int] = ()) -> str:
     used = ", ".join(str(seed) for seed in seeds or [record.seed])
     eps = record.main_attack.eps
     radius = "" if eps is None else f", ε = {255 * eps:g}/255"
+    adaptive = ""
+    if "sa@noised" in record.mean:  # a network with one set of statistics has no other branch to attack
+        adaptive = (
+            "Adaptive: the worst, per sample, of attacks on that network, on each branch and on their mean loss. "
+        )
     return (
         f"SA: accuracy on clean test images. RA: under attack ({record.attack}{radius}, threat model "
-        f"{record.threat}) on the network that predicts. Adaptive: the worst, per sample, of attacks on that "
-        f"network, on each branch and on their mean loss. In %, averaged over users. Seed {used}."
+        f"{record.threat}) on the network that predicts. {adaptive}In %, averaged over users. Seed {used}."
     )
 
 
