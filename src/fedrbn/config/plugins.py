@@ -7,11 +7,12 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fedrbn.config.text import nearest
-from fedrbn.errors import ConfigError
+from fedrbn.errors import ConfigError, FedRBNError
 
 GIVEN = "(given in Python)"
 """What a run's config says instead of a name if the network or data set was passed as an object."""
@@ -108,6 +109,18 @@ def accepts(found: object, arguments: int) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def called(kind: str, name: str, function: Callable[..., Any], *arguments: object) -> Any:
+    """What your own function returns; an error in it becomes a message with its line, without a traceback."""
+    try:
+        return function(*arguments)
+    except FedRBNError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"your {kind} {name!r} failed: {cause(error)}. Expected {SIGNATURES[kind]}. Correct it."
+        ) from None
 
 
 def wrong_signature(kind: str, name: str, found: object) -> str:

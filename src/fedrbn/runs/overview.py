@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 
+from fedrbn.attacks.check import check_attack
+from fedrbn.config.plugins import is_reference
 from fedrbn.cost.durations import duration
 from fedrbn.cost.estimate import estimate
 from fedrbn.federated import memory_need
 from fedrbn.federated.assemble import Assembly
+from fedrbn.federated.objectives import evaluating, noised_loss
 from fedrbn.nets.check import check_forward
+from fedrbn.randomness import generator
 from fedrbn.types import Role
 
+_ATTACKED = 4
+"""Images for the check of an own attack."""
 FEW_IMAGES = 32
 """A user with fewer images makes only one or two steps per round, with batch norm over a few images."""
 
 
 def ensure_ready(assembly: Assembly) -> None:
-    """Refuse a network that cannot train on these images, and a run that does not fit into memory."""
+    """Refuse a network or an own attack that fails on these images, and a run that does not fit into memory."""
     federation, batch = assembly.federation, assembly.experiment.train.batch_size
     check_forward(assembly.net, federation.clients[0].train.pixels(slice(0, batch))[0], len(federation.classes))
+    _check_own_attack(assembly)
     if next(assembly.net.parameters()).device.type != "cpu":
         return
     needed = memory_need.of_run(assembly.net, federation, batch, assembly.workers)
@@ -30,6 +38,17 @@ def ensure_ready(assembly: Assembly) -> None:
         f"{memory_need.gigabytes(needed.activations)}: lower data.image_size, model.width, train.batch_size or "
         "run.workers.",
     )
+
+
+def _check_own_attack(assembly: Assembly) -> None:
+    name = assembly.experiment.attack.name
+    if not is_reference(name):
+        return
+    net = copy.deepcopy(assembly.net)
+    device = next(net.parameters()).device
+    x, y = (part.to(device) for part in assembly.federation.clients[0].train.pixels(slice(0, _ATTACKED)))
+    with evaluating(net):
+        check_attack(name, assembly.attack, noised_loss(net, y), x, generator(0, "check the attack"))
 
 
 def overview(assembly: Assembly, finished: int = 0) -> Iterator[str]:
