@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
@@ -127,6 +127,12 @@ def test_refuses_fewer_than_four_classes() -> None:
     with pytest.raises(ValueError, match="got a network of 3 classes; expected at least 4"):
         AutoAttack()(net, x, y, seed())
     assert square(queries=5)(net, x, y, seed()).shape == x.shape
+
+
+@pytest.mark.parametrize("version", ["standard", "plus", "rand"])
+def test_the_parts_are_those_of_the_package(version: Literal["standard", "plus", "rand"]) -> None:
+    package = pyautoattack.AutoAttack(nn.Identity(), norm="Linf", eps=EPS, version=version, device="cpu")
+    assert AutoAttack(version=version).parts == tuple(package.attacks_to_run)
 
 
 def test_an_empty_batch_is_no_work() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from fedrbn.attacks import Logits
 from fedrbn.cli import app
 from fedrbn.cli.evaluate import attack_texts, failures, meets, objections, parse_condition, warnings
 from fedrbn.config import Experiment
+from fedrbn.errors import FedRBNError
 from fedrbn.evaluation import checklist
+from fedrbn.evaluation.protocol import EvaluationSettings, ensure_attacks
 from fedrbn.evaluation.records import EvaluationRecord
+from fedrbn.runs import train
 from fedrbn.runs.directory import RunDirectory
 
 RUN = CliRunner()
@@ -74,6 +78,32 @@ def test_several_attacks_with_sa_beside_each_ra(run: Path) -> None:
     assert record["worst_domain"]["ra"] == min(domain["ra"] for domain in record["domains"].values())
     stored = RunDirectory.open(run).answers()
     assert stored["plain-0"]["ra[pgd:steps=2,eps=8/255]"].double().mean().item() == record["users"]["plain-0"]["ra"]
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        ("aa", r"got no package pyautoattack; .*pip install 'fedrbn\[attacks\]'"),
+        ("pgdd-20", r"got attack 'pgdd-20'; .*Did you mean 'pgd-20'\?"),
+        ("pgd-20:eps=8", r"did you mean 8/255\?"),
+    ],
+)
+def test_an_attack_that_cannot_run_is_refused_before_anything_is_evaluated(
+    run: Path, attack: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyautoattack", None)
+    monkeypatch.setattr(train, "evaluate_and_record", lambda *_: pytest.fail("evaluated"))
+    with pytest.raises(FedRBNError, match=said):
+        evaluate(str(run), "--attacks", attack)
+
+
+def test_too_few_classes_for_autoattack_are_refused_before_anything_is_evaluated() -> None:
+    pytest.importorskip("pyautoattack", reason="needs pip install 'fedrbn[attacks]'")
+    experiment = fedrbn.make({})
+    ensure_attacks(experiment, EvaluationSettings(("aa", "apgd")), 4)
+    ensure_attacks(experiment, EvaluationSettings(("apgd", "square", "pgd-20")), 2)
+    with pytest.raises(FedRBNError, match=r"got a network of 3 classes; expected at least 4.*Use apgd"):
+        ensure_attacks(experiment, EvaluationSettings(("pgd-20", "aa")), 3)
 
 
 def test_a_detector_is_attacked_through_its_choice(run: Path) -> None:

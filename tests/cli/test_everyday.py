@@ -69,6 +69,7 @@ def test_mistakes_in_settings_are_answered_with_what_was_meant(settings: tuple[s
         ("FedRBN", ["fedavg", "fatbn", "fedrbn"], "fedrbn"),
         ("fat avg", ["fatavg+dbn", "fatavg", "fedavg"], "fatavg"),
         ("resnet-18", ["resnet18", "alexnet"], "resnet18"),
+        ("fedrnb", ["fedrob", "fedrbn"], "fedrbn"),
         ("xyz", ["fedavg"], None),
     ],
 )
@@ -144,10 +145,17 @@ def test_the_example_of_a_fleet_can_be_planned(tmp_path: Path) -> None:
     written = CliRunner().invoke(app, ["plan", "--example", str(path)])
     assert written.exit_code == 0, written.output
     fleet = description.read(path)
-    assert [device.id for device in fleet.devices] == ["phone-0", "phone-1", "phone-2", "workstation"]
+    assert [device.id for device in fleet.devices] == [
+        "workstation",
+        *(f"phone-{i}" for i in range(3)),
+        "camera",
+        "sensor",
+    ]
     planned = CliRunner().invoke(app, ["plan", str(path), "--json"])
     assert planned.exit_code == 0, planned.output
-    assert json.loads(planned.stdout)["devices"]["workstation"]["duty"] == "AT"
+    duties = {name: device["duty"] for name, device in json.loads(planned.stdout)["devices"].items()}
+    phones = {f"phone-{number}": "AT on 70 %" for number in range(3)}
+    assert duties == {"workstation": "AT", **phones, "camera": "PNC, λ = 1", "sensor": "plain ST"}
     with pytest.raises(FleetError, match="already exists"):
         description.write_example(path)
 

@@ -6,10 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 import fedrbn
@@ -20,6 +23,7 @@ from fedrbn.cli.new import Kind, skeleton
 from fedrbn.config import AttackConfig, ConfigError, make, plugins
 from fedrbn.data import load
 from fedrbn.errors import FedRBNError
+from fedrbn.federated.aggregation.mean import Contribution
 from fedrbn.federated.aggregation.rules import aggregation
 from fedrbn.federated.options import named
 
@@ -87,6 +91,15 @@ def test_new_writes_both_files_once(kind: Kind, here: Path) -> None:
     assert "mine.py, which already exists" in str(again.exception)
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_new_says_how_to_run_its_test(installed: bool, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "pytest", None)
+    done = CliRunner().invoke(app, ["new", "network", "mine"])
+    first = "" if installed else "pip install pytest, then "
+    assert f"test it: {first}pytest test_mine.py\n" in done.output
+
+
 def test_a_name_that_is_none_is_refused_with_one_that_is(here: Path) -> None:
     refused = CliRunner().invoke(app, ["new", "attack", "my-attack"])
     assert str(refused.exception).endswith("Did you mean my_attack?")
@@ -110,6 +123,64 @@ def test_the_tests_that_new_writes_pass(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "9 passed" in done.stdout
+
+
+def failing(*_: object) -> None:
+    """Fails."""
+    raise KeyError("no such layer")
+
+
+@pytest.mark.parametrize(
+    ("kind", "use"),
+    [
+        ("method", lambda name: named(name, PGD())),
+        ("attack", lambda name: from_config(AttackConfig(name=name))),
+        (
+            "aggregation",
+            lambda name: aggregation(make({"train": {"aggregation": name}}), named("fatavg", PGD()), 4)({}, []),
+        ),
+        ("data", load),
+    ],
+)
+def test_an_error_in_own_code_is_told_with_its_line(kind: str, use: Any) -> None:
+    line = failing.__code__.co_firstlineno + 2
+    with pytest.raises(FedRBNError, match=rf"your {kind} .*: KeyError: .*no such layer.* \(test_new.py, line {line}\)"):
+        use(f"{__name__}:failing")
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (lambda *_: None, "got NoneType from aggregation"),
+        (lambda *_: {}, r"such as 'w' \(1 in all\); expected a dictionary with the names and shapes"),
+        (lambda *_: {"w": torch.zeros(3)}, "such as 'w'"),
+        (lambda shared, _: {**shared, "v": torch.zeros(3)}, "such as 'v'"),
+    ],
+    ids=["nothing", "empty", "shape", "more"],
+)
+def test_a_rule_must_return_tensors_like_the_shared_ones(
+    rule: Any, said: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "failing", rule)
+    made = aggregation(make({"train": {"aggregation": f"{__name__}:failing"}}), named("fatavg", PGD()), 4)
+    with pytest.raises(FedRBNError, match=said):
+        made({"w": torch.zeros(2)}, [])
+
+
+def test_an_error_while_uploads_are_collected_is_not_the_rules() -> None:
+    def uploads() -> Iterator[Contribution]:
+        yield from ()
+        raise OSError("disk full")
+
+    made = aggregation(make({"train": {"aggregation": f"{__name__}:counting"}}), named("fatavg", PGD()), 4)
+    with pytest.raises(OSError, match="disk full"):
+        made({}, uploads())
+
+
+def counting(shared: dict[str, Tensor], contributions: Iterable[Contribution]) -> dict[str, Tensor]:
+    """Reads all contributions."""
+    list(contributions)
+    return shared
 
 
 def no_arguments() -> None:

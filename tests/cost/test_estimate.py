@@ -26,3 +26,17 @@ def test_the_parts_add_up(tiny: Callable[..., Experiment], monkeypatch: pytest.M
     assert found.startup == 0
     assert found.total == found.startup + found.training + found.evaluation
     assert estimate(assembly, finished=4).training == 0
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.5, 2), (3.0, 1)])
+def test_a_long_step_is_measured_once(seconds: float, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    made: list[float] = []
+
+    def action() -> None:
+        clock[0] += seconds
+        made.append(seconds)
+
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    assert module._shortest(action) == seconds
+    assert len(made) == calls

@@ -82,7 +82,7 @@ def test_where_no_size_helps_none_is_named() -> None:
         (network(2, inputs=1), r"your network failed on \[12, 3, 32, 32\]: RuntimeError: .*channels"),
         (Gives(float("nan")), r"logits for \[12, 3, 32, 32\] that are not all finite"),
         (Gives(float("inf")), r"not all finite"),
-        (Pair(0.0), r"your network gives tuple for"),
+        (Pair(0.0), r"your network gives tuple for \[12, 3, 32, 32\]; .*\[12, 2\]\. Return only the logits\.$"),
     ],
     ids=["fails", "channels", "nan", "inf", "tuple"],
 )

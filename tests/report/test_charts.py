@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -59,6 +60,11 @@ def test_lines_leave_out_what_is_not_a_number() -> None:
     assert labels(svg) == ["loss, round 1: 2", "loss, round 4: 1"]
     assert "nan" not in svg
     assert "inf" not in svg
+
+
+def test_a_single_round_is_numbered_with_whole_numbers() -> None:
+    texts = re.findall(r">([\d.]+)</text>", lines("Score", [Series("score", [(2, 0.5)])], "round", shares=True))
+    assert texts == ["2"]
 
 
 def test_lines_name_the_chosen_round() -> None:

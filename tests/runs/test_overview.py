@@ -33,7 +33,7 @@ def known_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_network_images_memory_and_time(tiny: Callable[..., Experiment]) -> None:
     wanted = tiny(federation={"fraction": 1.0, "validation": 0.2, "test_samples": None})
-    lines = overview(assemble(wanted, data=data(100)))
+    lines = list(overview(assemble(wanted, data=data(100))))
     # Two users: half of the hundred each, of which a fifth is for validation. Nine test images are shared out.
     assert lines[1] == "2 clients (1 AT, 1 ST); images per user: train 40 / validation 10 / test 4-5"
     assert lines[2] == "3 files ignored"
@@ -42,6 +42,16 @@ def test_network_images_memory_and_time(tiny: Callable[..., Experiment]) -> None
     assert "4 rounds to go, 1 worker(s); estimated memory " in lines[3]
     assert lines[3].endswith("estimated time 2 min (start-up 4 s, training 60 s, evaluation 30 s)")
     assert len(lines) == 4
+
+
+def test_network_and_images_are_shown_before_anything_is_measured(
+    tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps of a large network take a minute, in which the screen should not be empty."""
+    monkeypatch.setattr(module, "estimate", lambda *_: pytest.fail("measured"))
+    lines = overview(assemble(tiny(federation={"fraction": 1.0}), data=data(100)))
+    assert next(lines).startswith("network ")
+    assert next(lines).startswith("2 clients ")
 
 
 def test_few_images_are_warned_of(tiny: Callable[..., Experiment]) -> None:

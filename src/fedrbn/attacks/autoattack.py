@@ -26,6 +26,11 @@ AttackPart: TypeAlias = Literal["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t",
 """One attack of the ensemble; a trailing -t means targeted at the nine likeliest wrong classes."""
 
 _PARTS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
+_OF_VERSION: dict[str, tuple[AttackPart, ...]] = {
+    "standard": ("apgd-ce", "apgd-t", "fab-t", "square"),
+    "plus": ("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"),
+    "rand": ("apgd-ce", "apgd-dlr"),
+}
 _FEWEST_CLASSES = {"apgd-dlr": 3, "apgd-t": 4}
 
 
@@ -68,6 +73,21 @@ class AutoAttack:
                 "Install it: pip install 'fedrbn[attacks]'"
             )
 
+    @property
+    def parts(self) -> tuple[AttackPart, ...]:
+        """The parts that run, in this order."""
+        return _OF_VERSION[self.version] if self.only is None else self.only
+
+    def ensure_enough(self, classes: int) -> None:
+        """Refuse a network with too few classes for one of the parts."""
+        for part in self.parts:
+            if classes < _FEWEST_CLASSES.get(part, 2):
+                raise AttackError(
+                    f"got a network of {classes} classes; expected at least {_FEWEST_CLASSES.get(part, 2)}, because "
+                    f"AutoAttack's {part} compares that many logits. Use apgd (its apgd-ce), square, or pgd with "
+                    "restarts instead."
+                )
+
     def __call__(self, logits: Logits, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         """Adversarial pixels; needs thousands of passes per batch."""
         check_images(x)
@@ -88,16 +108,9 @@ class AutoAttack:
         ensemble = pyautoattack.AutoAttack(
             logits, norm="Linf", eps=self.eps, version=self.version, seed=seed, device=x.device
         )
-        if self.only is not None:
-            ensemble.attacks_to_run = list(self.only)
+        ensemble.attacks_to_run = list(self.parts)
         classes = logits(x[:1]).shape[1]
-        for part in ensemble.attacks_to_run:
-            if classes < _FEWEST_CLASSES.get(part, 2):
-                raise AttackError(
-                    f"got a network of {classes} classes; expected at least {_FEWEST_CLASSES.get(part, 2)}, because "
-                    f"AutoAttack's {part} compares that many logits. Use PGD with restarts, or AutoAttack with "
-                    'only=("apgd-ce", "square").'
-                )
+        self.ensure_enough(classes)
         for targeted in (ensemble.apgd_targeted, ensemble.fab):
             targeted.n_target_classes = min(targeted.n_target_classes, classes - 1)
         ensemble.square.n_queries = self.queries

@@ -11,7 +11,7 @@ from fedrbn.attacks.pgd import PGD
 from fedrbn.attacks.protocols import Attack
 from fedrbn.builtin.attacks import ON_LOSS
 from fedrbn.config import AttackConfig
-from fedrbn.config.plugins import accepts, is_reference, resolve, unknown, wrong_signature
+from fedrbn.config.plugins import SIGNATURES, accepts, called, is_reference, resolve, unknown, wrong_signature
 from fedrbn.errors import AttackError
 
 
@@ -57,7 +57,12 @@ def authors_release(attack: PGD) -> PGD:
 def _plugged_in(config: AttackConfig) -> Attack:
     found = resolve(config.name)
     if accepts(found, 1):
-        found = cast(Callable[[AttackConfig], object], found)(config)
+        found = called("attack", config.name, cast(Callable[[AttackConfig], object], found), config)
+        if not accepts(found, 3):
+            raise AttackError(
+                f"got attack {config.name!r}, which gives {type(found).__name__} for the config; expected "
+                f"{SIGNATURES['attack']}. `fedrbn new attack NAME` writes a working example."
+            )
     elif config.threat != "pixel":
         raise AttackError(
             f"got threat {config.threat!r} with the ready-made attack {config.name}; expected threat 'pixel'. Use "

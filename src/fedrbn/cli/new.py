@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -44,7 +45,8 @@ def new(
     for file, text in texts.items():
         write_atomically(folder / file, text.encode())
     say(f"wrote {' and '.join(str(folder / file) for file in texts)}")
-    say(f"use it: {USES[kind].format(name)}\ntest it (pip install pytest): pytest {folder / f'test_{name}.py'}")
+    first = "" if find_spec("pytest") else "pip install pytest, then "
+    say(f"use it: {USES[kind].format(name)}\ntest it: {first}pytest {folder / f'test_{name}.py'}")
 
 
 def skeleton(kind: Kind, name: str) -> dict[str, str]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from fedrbn.config.text import nearest
-from fedrbn.errors import ConfigError
+from fedrbn.errors import ConfigError, FedRBNError
 
 GIVEN = "(given in Python)"
 """What a run's config says instead of a name if the network or data set was passed as an object."""
@@ -36,6 +41,11 @@ def resolve(name: str) -> object:
             f"got {name!r}, whose module {module_name!r} cannot be imported ({error}); expected an importable "
             "package.module:object. Install the package or run from the folder that holds it."
         ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"got {name!r}, whose module {module_name!r} fails when it is imported: {cause(error)}. Expected an "
+            "importable package.module:object. Correct the module."
+        ) from None
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ConfigError(
@@ -47,9 +57,37 @@ def resolve(name: str) -> object:
 
 
 def _similar(name: str, holder: object) -> str:
-    """A question that offers the most similar of the public names in a module or class."""
-    close = nearest(name, [each for each in dir(holder) if not each.startswith("_")])
+    """A question that offers the most similar of the public names in a module or class, without imported modules."""
+    public = [each for each in dir(holder) if not each.startswith("_")]
+    close = nearest(name, [each for each in public if not inspect.ismodule(getattr(holder, each, None))])
     return f" Did you mean {close!r}?" if close else ""
+
+
+_MOST_SAID = 300
+"""Maximum characters of an error's message that are shown."""
+
+
+def cause(error: BaseException) -> str:
+    """An error in user code as one line: its type, its message, and the last line of user code in the traceback."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_MOST_SAID]}{location(error)}"
+
+
+def location(error: BaseException) -> str:
+    """The last line of user code in an error's traceback, such as ` (own.py, line 8)`; empty if there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(frame.filename)]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+
+
+def _is_theirs(file: str) -> bool:
+    """Whether a file is not of this package, PyTorch or Python: their lines do not show users what to correct."""
+    if file.startswith("<frozen "):
+        return False
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    ours = [Path(__file__).parents[1], *([Path(torch).parent] if torch else [])]
+    if any(Path(file).is_relative_to(folder) for folder in ours):
+        return False
+    installed = "site-packages" in Path(file).parts
+    return installed or not Path(file).is_relative_to(sysconfig.get_paths()["stdlib"])
 
 
 SIGNATURES: Mapping[str, str] = {
@@ -71,6 +109,18 @@ def accepts(found: object, arguments: int) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def called(kind: str, name: str, function: Callable[..., Any], *arguments: object) -> Any:
+    """What your own function returns; an error in it becomes a message with its line, without a traceback."""
+    try:
+        return function(*arguments)
+    except FedRBNError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"your {kind} {name!r} failed: {cause(error)}. Expected {SIGNATURES[kind]}. Correct it."
+        ) from None
 
 
 def wrong_signature(kind: str, name: str, found: object) -> str:

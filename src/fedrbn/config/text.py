@@ -50,11 +50,13 @@ def length_hint(length: float) -> str:
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """The known name that was probably meant; a different spelling of a name is preferred to a similar name.
 
-    Case and separators are ignored, so FedRBN and fed_rbn match fedrbn and never another method.
+    Case and separators are ignored, so FedRBN and fed_rbn match fedrbn and never another method. So do letters in
+    another order, such as fedrnb.
     """
     spelt = {_letters(each): each for each in known}
-    found = difflib.get_close_matches(_letters(name), spelt, n=1, cutoff=cutoff)
-    return spelt[found[0]] if found else None
+    found = difflib.get_close_matches(_letters(name), spelt, n=max(1, len(spelt)), cutoff=cutoff)
+    swapped = [each for each in found if sorted(each) == sorted(_letters(name))]
+    return spelt[(swapped or found)[0]] if found else None
 
 
 def _letters(name: str) -> str:

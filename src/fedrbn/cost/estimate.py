@@ -26,6 +26,10 @@ _WORKER_SECONDS = 4.0
 """CPU time that a worker process needs to import PyTorch and this package."""
 
 
+_LONG = 2.0
+"""Seconds after which the warming-up no longer counts, so that a call need not be repeated to be measured."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """Predicted seconds of the parts of a run, if the load of the machine stays the same."""
@@ -103,10 +107,10 @@ def _pass_seconds(assembly: Assembly) -> tuple[float, float]:
 
 
 def _shortest(action: Callable[[], object]) -> float:
-    """Seconds of the faster of two calls with one thread; the first also warms up."""
-    times = []
+    """Seconds of the faster of two calls with one thread; the first also warms up, and is enough if it is long."""
+    times: list[float] = []
     with one_thread():
-        for _ in range(2):
+        while len(times) < 2 and sum(times) < _LONG:
             started = time.perf_counter()
             action()
             times.append(time.perf_counter() - started)

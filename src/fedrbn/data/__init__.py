@@ -55,7 +55,7 @@ def _load_own(name: str, image_size: int | None) -> DataSet | Federation:
     found = plugins.resolve(name)
     if not isinstance(found, DataSet | Federation) and not plugins.accepts(found, 1):
         raise DataError(plugins.wrong_signature("data", name, found))
-    made = found(image_size) if callable(found) else found
+    made = plugins.called("data", name, found, image_size) if callable(found) else found
     if not isinstance(made, DataSet | Federation):
         raise DataError(
             f"got {type(made).__name__} from {name!r}; expected a fedrbn.data.samples.DataSet or Federation, or a "

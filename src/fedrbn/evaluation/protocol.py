@@ -100,6 +100,14 @@ def evaluate_clients(
     return EvaluationRecord.from_json(line), stored
 
 
+def ensure_attacks(experiment: Experiment, settings: EvaluationSettings, classes: int) -> None:
+    """Refuse attacks that are unknown, lack their package or cannot attack this many classes, before evaluating."""
+    adversary = Untargeted(from_config(experiment.attack))
+    for attack in _attacks(experiment, settings, adversary, _eps(experiment, adversary)).values():
+        if isinstance(attack, AutoAttack):
+            attack.ensure_enough(classes)
+
+
 def column_names(experiment: Experiment, settings: EvaluationSettings) -> list[str]:
     """The columns that an evaluation of this experiment can have, without evaluating anything."""
     adversary = Untargeted(from_config(experiment.attack))

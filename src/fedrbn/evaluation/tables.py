@@ -33,8 +33,8 @@ def evaluation_table(record: EvaluationRecord) -> Table:
             shown |= {f"SA {record.deployment}": "sa", f"RA {record.deployment}": "ra"}
     if "ra adaptive" in record.mean and dual:
         shown["RA adaptive"] = "ra adaptive"
-    adaptive = "RA adaptive" in shown
-    table = Table(title=f"{record.method} on {record.data}", caption=caption(record, adaptive=adaptive))
+    about = caption(record, adaptive="RA adaptive" in shown)
+    table = Table(title=f"{record.method} on {record.data}", caption=about)
     table.add_column("domain")
     for name in shown:
         table.add_column(name, justify="right")
@@ -126,15 +126,16 @@ def predicts(record: EvaluationRecord) -> str:
     return BRANCH.get(record.deployment, record.deployment)
 
 
-def caption(record: EvaluationRecord, seeds: Sequence[int] = (), adaptive: bool = True) -> str:
-    """What the numbers mean: attack, ε, threat model, what is attacked, seeds; `adaptive` if there is such a column."""
+def caption(record: EvaluationRecord, seeds: Sequence[int] = (), *, adaptive: bool = True) -> str:
+    """What the numbers mean: attack, ε, threat model, what is attacked, seeds; `adaptive` if such a column is shown."""
     used = ", ".join(str(seed) for seed in seeds or [record.seed])
     eps = record.main_attack.eps
     radius = "" if eps is None else f", ε = {255 * eps:g}/255"
     worst = "Adaptive: the worst, per sample, of attacks on that network, on each branch and on their mean loss. "
     return (
         f"SA: accuracy on clean test images. RA: under attack ({record.attack}{radius}, threat model "
-        f"{record.threat}) on the network that predicts. {worst * adaptive}In %, averaged over users. Seed {used}."
+        f"{record.threat}) on the network that predicts. {worst if adaptive else ''}In %, averaged over users. "
+        f"Seed {used}."
     )
 
 

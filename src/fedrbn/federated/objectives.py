@@ -6,7 +6,7 @@ An objective is a value. Called with a network and a batch, it adds the gradient
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, cast
@@ -218,12 +218,17 @@ class Fractional:
 
 def attacked(attack: Attack, net: DualNet, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
     """x̃ that makes ℓ_CE(f(x̃; BN_a), y) large, found through frozen statistics and without dropout."""
+    with evaluating(net):
+        return attack(noised_loss(net, y), x, generator)
 
-    def noised_loss(z: Tensor) -> Tensor:
+
+def noised_loss(net: DualNet, y: Tensor) -> Callable[[Tensor], Tensor]:
+    """ℓ_CE(f(·; BN_a), y) for each image, with frozen statistics."""
+
+    def loss(z: Tensor) -> Tensor:
         return F.cross_entropy(net(z, Branch.NOISED, Stats.FROZEN), y, reduction="none")
 
-    with evaluating(net):
-        return attack(noised_loss, x, generator)
+    return loss
 
 
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:

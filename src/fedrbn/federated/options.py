@@ -115,7 +115,7 @@ def named(name: str, attack: Attack) -> Method:
     found = plugins.resolve(name)
     if not isinstance(found, Method) and not plugins.accepts(found, 1):
         raise ConfigError(plugins.wrong_signature("method", name, found))
-    method = found(attack) if callable(found) else found
+    method = plugins.called("method", name, found, attack) if callable(found) else found
     if not isinstance(method, Method):
         raise ConfigError(
             f"got {name!r}, which gives {type(method).__name__}; expected a fedrbn.Method, or a function of "

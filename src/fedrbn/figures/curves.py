@@ -68,7 +68,7 @@ def draw_curves(
         if own.low != own.high:
             axes.fill_between(own.rounds, own.low, own.high, color=colour, alpha=0.15, linewidth=0)
         ends.append(End(name, own.rounds[-1], own.mean[-1], colour))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return ends
 
 

@@ -18,7 +18,7 @@ from fedrbn.fleet.planner import Device, FleetPlan, Speed, Workload, cost
 from fedrbn.types import Duty
 
 EXAMPLE = """\
-# A fleet for fedrbn plan: what each device can afford.
+# A fleet for fedrbn plan, which gives each device the most robust duty that it can afford.
 
 deadline = 30                          # seconds per round
 classes = 10
@@ -28,21 +28,37 @@ image_shape = [3, 28, 28]              # channels, height, width
 width = 0.25
 
 [[device]]
+id = "workstation"
+domain = "street"
+samples = 300
+macs_per_second = 4e10                 # or: probe = "workstation.json", as written by fedrbn probe --json
+memory = "8 GB"
+bandwidth = "100 Mbit/s"
+
+[[device]]
 id = "phone"
 count = 3                              # phone-0, phone-1, phone-2
 domain = "pen"
 samples = 300
-macs_per_second = 2e9                  # or: probe = "phone.json", as written by fedrbn probe --json
+macs_per_second = 1e9
 memory = "512 MB"
 bandwidth = "8 Mbit/s"
 
 [[device]]
-id = "workstation"
+id = "camera"
 domain = "street"
 samples = 300
-macs_per_second = 4e10
-memory = "8 GB"
-bandwidth = "100 Mbit/s"
+macs_per_second = 2e8
+memory = "256 MB"
+bandwidth = "20 Mbit/s"
+
+[[device]]
+id = "sensor"
+domain = "pen"
+samples = 100
+macs_per_second = 5e7
+memory = "64 MB"
+bandwidth = "20 Mbit/s"
 """
 
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}

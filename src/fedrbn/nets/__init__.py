@@ -18,9 +18,8 @@ import torch
 from torch import nn
 
 from fedrbn.builtin.networks import NETWORKS
-from fedrbn.config.plugins import GIVEN, given_again, is_reference, resolve, unknown
+from fedrbn.config.plugins import GIVEN, cause, given_again, is_reference, resolve, unknown
 from fedrbn.errors import FedRBNError, NetworkError
-from fedrbn.nets.check import cause
 from fedrbn.nets.dual_bn import Affine, DualNet, dual, plain, single
 
 __all__ = ["NETWORKS", "Affine", "DualNet", "NetworkSource", "build", "dual", "plain", "single", "state_bytes"]

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import copy
-import traceback
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedrbn.config.plugins import cause
 from fedrbn.errors import NetworkError
 from fedrbn.nets.dual_bn import DualNet
 from fedrbn.types import Branch, Stats
 
-_NOT_THEIRS = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent))
-"""The folders of PyTorch and this package: their lines in a traceback do not show users what to correct."""
-_MOST_SAID = 300
-"""Maximum characters of an error's message that are shown."""
 _USUAL_SIDES = (28, 32, 64, 96, 128, 224, 299)
 """Image sizes that published networks are made for."""
 
@@ -37,12 +32,15 @@ def check_forward(net: DualNet, x: Tensor, classes: int) -> None:
             f"your network failed on {shape}: {cause(error)}. Expected it to take pixels in [0, 1] of this shape "
             f"(images, channels, height, width) and return logits. {_remedy(net, x)}"
         ) from None
-    if not isinstance(logits, Tensor) or list(logits.shape) != [len(x), classes]:
-        got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if not isinstance(logits, Tensor):
         raise NetworkError(
-            f"your network gives {got} for {shape}; expected logits [{len(x)}, {classes}], one for each of the "
-            f"{classes} classes. Accept the argument num_classes, or give its last layer {classes} "
-            "outputs."
+            f"your network gives {type(logits).__name__} for {shape}; expected logits [{len(x)}, {classes}]. Return "
+            "only the logits."
+        )
+    if list(logits.shape) != [len(x), classes]:
+        raise NetworkError(
+            f"your network gives {list(logits.shape)} for {shape}; expected logits [{len(x)}, {classes}], one for each "
+            f"of the {classes} classes. Accept the argument num_classes, or give its last layer {classes} outputs."
         )
     if not logits.isfinite().all():
         raise NetworkError(
@@ -67,12 +65,3 @@ def _takes(net: DualNet, x: Tensor) -> bool:
             return isinstance(trial(x.to(next(net.parameters()).device), Branch.CLEAN, Stats.BATCH), Tensor)
     except Exception:
         return False
-
-
-def cause(error: BaseException) -> str:
-    """An error in user code as one line: its type, its message, and the last line of user code in the traceback."""
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)
-    ]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:_MOST_SAID]}{where}"

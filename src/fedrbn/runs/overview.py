@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 
+from fedrbn.attacks.check import check_attack
+from fedrbn.config.plugins import is_reference
 from fedrbn.cost.durations import duration
 from fedrbn.cost.estimate import estimate
 from fedrbn.federated import memory_need
 from fedrbn.federated.assemble import Assembly
+from fedrbn.federated.objectives import evaluating, noised_loss
 from fedrbn.nets.check import check_forward
+from fedrbn.randomness import generator
 from fedrbn.types import Role
 
+_ATTACKED = 4
+"""Images for the check of an own attack."""
 FEW_IMAGES = 32
 """A user with fewer images makes only one or two steps per round, with batch norm over a few images."""
 
 
 def ensure_ready(assembly: Assembly) -> None:
-    """Refuse a network that cannot train on these images, and a run that does not fit into memory."""
+    """Refuse a network or an own attack that fails on these images, and a run that does not fit into memory."""
     federation, batch = assembly.federation, assembly.experiment.train.batch_size
     check_forward(assembly.net, federation.clients[0].train.pixels(slice(0, batch))[0], len(federation.classes))
+    _check_own_attack(assembly)
     if next(assembly.net.parameters()).device.type != "cpu":
         return
     needed = memory_need.of_run(assembly.net, federation, batch, assembly.workers)
@@ -32,24 +40,36 @@ def ensure_ready(assembly: Assembly) -> None:
     )
 
 
-def overview(assembly: Assembly, finished: int = 0) -> list[str]:
-    """The lines that describe the run after `finished` rounds; measures a few steps."""
+def _check_own_attack(assembly: Assembly) -> None:
+    name = assembly.experiment.attack.name
+    if not is_reference(name):
+        return
+    net = copy.deepcopy(assembly.net)
+    device = next(net.parameters()).device
+    x, y = (part.to(device) for part in assembly.federation.clients[0].train.pixels(slice(0, _ATTACKED)))
+    with evaluating(net):
+        check_attack(name, assembly.attack, noised_loss(net, y), x, generator(0, "check the attack"))
+
+
+def overview(assembly: Assembly, finished: int = 0) -> Iterator[str]:
+    """The lines that describe the run after `finished` rounds; the last one measures a few steps first.
+
+    They come one by one: a step of a large network takes long, and network and images should be shown before that.
+    """
     plan, train = assembly.plan, assembly.experiment.train
     at = sum(member.role is Role.AT for member in plan.members)
+    yield _network(assembly)
+    yield f"{len(plan.members)} clients ({at} AT, {len(plan.members) - at} ST); {_images(assembly)}"
+    yield from (*assembly.federation.remarks, *assembly.hints, *_few(assembly))
     needed = memory_need.of_run(assembly.net, assembly.federation, train.batch_size, assembly.workers)
     seconds = estimate(assembly, finished)
     times = {"start-up": seconds.startup, "training": seconds.training, "evaluation": seconds.evaluation}
     left = plan.schedule.rounds - finished
-    return [
-        _network(assembly),
-        f"{len(plan.members)} clients ({at} AT, {len(plan.members) - at} ST); {_images(assembly)}",
-        *assembly.federation.remarks,
-        *assembly.hints,
-        *_few(assembly),
+    yield (
         f"{left} {'round' if left == 1 else 'rounds'} to go, {assembly.workers} worker(s); estimated memory "
         f"{memory_need.gigabytes(needed.total)}; estimated time {duration(seconds.total)} "
-        f"({', '.join(f'{name} {duration(each)}' for name, each in times.items())})",
-    ]
+        f"({', '.join(f'{name} {duration(each)}' for name, each in times.items())})"
+    )
 
 
 def _network(assembly: Assembly) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 from fedrbn.config import Experiment
 from fedrbn.data.samples import DataSet, Federation
 from fedrbn.errors import HardwareError, StorageError
-from fedrbn.evaluation.protocol import EvaluationSettings
+from fedrbn.evaluation.protocol import EvaluationSettings, ensure_attacks
 from fedrbn.evaluation.results import Evaluation
 from fedrbn.federated.assemble import Assembly, assemble
+from fedrbn.federated.executors.processes import end_if_importing
 from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.protocol import Execute, Job, Result, Round, ServerState
 from fedrbn.federated.training.memory import forgotten, missing
@@ -52,6 +53,7 @@ def run(
     `progress=True` shows on stderr what the command line shows. `on_round` is called after every round with its
     `RoundRecord`: `record.round`, `record.losses` by client, `record.validated("score")`, `record.seconds` and so on.
     """
+    end_if_importing()
     assembly = assemble(experiment, network, data)
     ensure_ready(assembly)
     if watcher is None and not progress:  # otherwise the display has printed them
@@ -82,6 +84,7 @@ def resume(
     from (seed, round, client). A finished run returns its record at once. With `rounds` a run, finished or not, goes on
     to that many, as if it had been started with them; it is refused if its first rounds would have been different.
     """
+    end_if_importing()
     directory = RunDirectory.open(Path(path))
     if rounds is None and (finished := evaluations(directory)):
         return Evaluation(finished[0].to_json())
@@ -111,6 +114,7 @@ def evaluate(
     watcher: Watcher | None = None,
 ) -> Evaluation:
     """Evaluate a trained run again, by default as at the end of training; adds a record and returns it."""
+    end_if_importing()
     directory = RunDirectory.open(Path(path))
     if not directory.records("evaluations.jsonl"):  # the first record is the one that ends the training
         raise StorageError(f"got run {path}, which is not finished; expected a trained one. Continue it with --resume.")
@@ -122,6 +126,7 @@ def evaluate(
                 f"got run {path} without a checkpoint; expected a trained one. Train it again with --force."
             )
         assembly = assemble(_with_workers(directory.experiment(), workers), network, data)
+        ensure_attacks(assembly.experiment, settings or EvaluationSettings(), len(assembly.federation.classes))
         prepared = with_next_duties(assembly, directory)
         with (
             combined_watcher("evaluate", progress=progress, watcher=watcher) as combined,

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from federated.tiny import clients, network, plan, site
 from fedrbn.attacks import PGD, Untargeted
-from fedrbn.config import FaultsConfig
+from fedrbn.config import FaultsConfig, make
 from fedrbn.data.samples import Samples
 from fedrbn.errors import FederationError
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy
@@ -41,6 +41,7 @@ from fedrbn.federated.protocol import (
 from fedrbn.federated.server import Plan, federate, initial_state, round_of
 from fedrbn.federated.training.free import Free
 from fedrbn.nets.dual_bn import DualNet
+from fedrbn.runs import train
 from fedrbn.types import Branch, Role
 
 ATTACK = PGD(eps=0.1, steps=2, step_size=0.06)
@@ -266,6 +267,18 @@ class Unreadable(Samples):
 
     def __setstate__(self, _: object) -> None:
         raise MemoryError
+
+
+def test_a_worker_that_imports_a_script_without_the_guard_ends_before_it_starts_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`spawn` marks a process while it imports the main script; without the guard, the script calls run again."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(SystemExit):
+        train.run(make({}), tmp_path / "run")
+    with pytest.raises(SystemExit):
+        train.resume(tmp_path / "run")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

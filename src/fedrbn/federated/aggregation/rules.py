@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 from fedrbn.builtin.aggregation import RULES
 from fedrbn.config import Experiment, TrainConfig, plugins
-from fedrbn.errors import ConfigError
+from fedrbn.errors import ConfigError, FederationError
 from fedrbn.federated.aggregation.layout import Local
-from fedrbn.federated.aggregation.mean import Aggregate, RoleMean, mean
+from fedrbn.federated.aggregation.mean import Aggregate, Contribution, RoleMean, mean
 from fedrbn.federated.aggregation.robust import Krum
 from fedrbn.federated.aggregation.slack import Slack
 from fedrbn.federated.methods import Method
 from fedrbn.federated.privacy.mechanism import Mechanism, PrivateMean
+from fedrbn.types import Tensors
 
 
 def aggregation(experiment: Experiment, method: Method, clients: int) -> Aggregate:
@@ -45,7 +48,43 @@ def _rule(train: TrainConfig) -> Aggregate:
     found = plugins.resolve(name)
     if not plugins.accepts(found, 2):
         raise ConfigError(plugins.wrong_signature("aggregation", name, found))
-    return cast(Aggregate, found)
+    return _checked(name, cast(Aggregate, found))
+
+
+def _checked(name: str, rule: Aggregate) -> Aggregate:
+    """Your own rule, whose errors are explained and whose result must be tensors like the shared ones."""
+
+    @functools.wraps(rule)
+    def aggregate(shared: Tensors, contributions: Iterable[Contribution]) -> Tensors:
+        failures: list[Exception] = []
+        try:
+            made = plugins.called("aggregation", name, rule, shared, _noting(contributions, failures))
+        except ConfigError:
+            if failures:
+                raise failures[0] from None
+            raise
+        expected = "expected a dictionary with the names and shapes of `shared`"
+        if not isinstance(made, dict):
+            raise FederationError(f"got {type(made).__name__} from aggregation {name!r}; {expected}. Return it.")
+        other = [key for key in shared if getattr(made.get(key), "shape", None) != shared[key].shape]
+        other += [key for key in made if key not in shared]
+        if other:
+            raise FederationError(
+                f"got other tensors from aggregation {name!r}, such as {other[0]!r} ({len(other)} in all); {expected}. "
+                "Keep the value in `shared` of a name that nobody sent."
+            )
+        return cast(Tensors, made)
+
+    return aggregate
+
+
+def _noting(contributions: Iterable[Contribution], failures: list[Exception]) -> Iterator[Contribution]:
+    """The contributions; an error while they are collected is noted, because it is not an error of the rule."""
+    try:
+        yield from contributions
+    except Exception as error:
+        failures.append(error)
+        raise
 
 
 def _settings(rule: str) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from fedrbn.config.plugins import location
 from fedrbn.data.samples import Client, Samples
 from fedrbn.federated.client import adapt, local_update
 from fedrbn.federated.privacy.mechanism import Privacy
@@ -44,7 +45,7 @@ def perform(host: ClientHost, round_: Round, job: Job) -> Result:
 
 def failure(host: ClientHost, round_: Round, job: Job, error: Exception) -> Failure:
     """What the server is told about an error."""
-    where = f" {worst_layer(host.net)}" if isinstance(error, FloatingPointError) else ""
+    where = f" {worst_layer(host.net)}" if isinstance(error, FloatingPointError) else location(error)
     return Failure(job.client, round_.number, f"{type(error).__name__}: {error}{where}")
 
 

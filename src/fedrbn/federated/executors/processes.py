@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import multiprocessing
 import multiprocessing.connection
 import signal
 import time
@@ -26,6 +27,15 @@ from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.shared_memory import BorrowedBuffers, Returned, SharedBuffers, packed, share, unpacked
 from fedrbn.federated.protocol import Execute, Failure, Job, Result, Round
 from fedrbn.hardware import keep_memory
+
+
+def end_if_importing() -> None:
+    """End this process if it is a worker that is importing a script without the guard, which would start a run again.
+
+    It ends without a word: the main process reports it, with the remedy.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # set by `spawn` while it imports the script
+        raise SystemExit(1)
 
 
 @contextmanager
@@ -202,7 +212,7 @@ class _Worker:
         else:
             self.false_starts += 1
         if self.false_starts >= _ATTEMPTS:
-            raise _cannot_start(end)
+            raise _cannot_start(end) from None
         if self.deaths >= _ATTEMPTS:
             self.task = None
             return task.failed(
