@@ -13,10 +13,12 @@ from fedrbn.config import Experiment
 from fedrbn.cost.estimate import Estimate
 from fedrbn.data.ready_made import from_partitions
 from fedrbn.data.samples import DataSet, Domain, Samples
+from fedrbn.errors import HardwareError
+from fedrbn.federated import memory_need
 from fedrbn.federated.assemble import assemble
 from fedrbn.runs import overview as module
 from fedrbn.runs.display import Display
-from fedrbn.runs.overview import overview
+from fedrbn.runs.overview import ensure_ready, overview
 
 
 def data(count: int) -> DataSet:
@@ -52,6 +54,17 @@ def test_network_and_images_are_shown_before_anything_is_measured(
     lines = overview(assemble(tiny(federation={"fraction": 1.0}), data=data(100)))
     assert next(lines).startswith("network ")
     assert next(lines).startswith("2 clients ")
+
+
+def test_memory_is_checked_before_the_first_whole_batch(
+    tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole batch of large images could take all memory before anything is said."""
+    assembly = assemble(tiny(federation={"fraction": 1.0}), data=data(100))
+    monkeypatch.setattr(memory_need, "available_memory", lambda: 2**20)
+    monkeypatch.setattr(module, "check_forward", lambda *_: pytest.fail("a whole batch was tried"))
+    with pytest.raises(HardwareError, match=r"expected at most the 1 MiB that are free.*lower data.image_size"):
+        ensure_ready(assembly)
 
 
 def test_few_images_are_warned_of(tiny: Callable[..., Experiment]) -> None:

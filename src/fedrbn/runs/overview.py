@@ -25,11 +25,19 @@ FEW_IMAGES = 32
 def ensure_ready(assembly: Assembly) -> None:
     """Refuse a network or an own attack that fails on these images, and a run that does not fit into memory."""
     federation, batch = assembly.federation, assembly.experiment.train.batch_size
+    _ensure_fits(assembly)  # before the first whole batch, which could already take all memory
     check_forward(assembly.net, federation.clients[0].train.pixels(slice(0, batch))[0], len(federation.classes))
     _check_own_attack(assembly)
+
+
+def _ensure_fits(assembly: Assembly) -> None:
     if next(assembly.net.parameters()).device.type != "cpu":
         return
-    needed = memory_need.of_run(assembly.net, federation, batch, assembly.workers)
+    federation, batch = assembly.federation, assembly.experiment.train.batch_size
+    try:
+        needed = memory_need.of_run(assembly.net, federation, batch, assembly.workers)
+    except Exception:  # the network fails on two images: `check_forward` explains it
+        return
     memory_need.ensure_fits(
         needed.total,
         f"images of {federation.image_shape[1]} x {federation.image_shape[2]} pixels, train.batch_size = {batch} and "
