@@ -183,10 +183,21 @@ def test_an_output_place_that_cannot_be_made_is_a_message_too(fedrbn: Command, t
     assert_refused(fedrbn("run", *tiny_options, "--rounds", "1", "--out", "file/run", "-q"), "cannot be written")
 
 
-def test_errors_of_others_keep_their_traceback(fedrbn: Command, tiny_options: list[str]) -> None:
+def test_an_error_in_own_code_is_a_message_with_its_line(fedrbn: Command, tiny_options: list[str]) -> None:
     Path("own_broken_method.py").write_text("def method(attack):\n    raise ValueError('my own bug')\n")
-    with pytest.raises(ValueError, match="my own bug"):
-        fedrbn("run", *tiny_options, "--method", "own_broken_method:method")
+    done = fedrbn("run", *tiny_options, "--method", "own_broken_method:method")
+    assert_refused(
+        done, "'own_broken_method:method' failed: ValueError: my own bug (own_broken_method.py, line 2). Expected"
+    )
+
+
+def test_a_bug_keeps_its_traceback(fedrbn: Command, tiny_options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("our bug")
+
+    monkeypatch.setattr(runs, "run", broken)
+    with pytest.raises(ValueError, match="our bug"):
+        fedrbn("run", *tiny_options)
 
 
 def test_own_code_is_found_in_the_current_directory(fedrbn: Command, tiny_options: list[str]) -> None:
