@@ -57,7 +57,7 @@ def main() -> None:
         say(f"{row.fault}: {row.tried} times, {row.happened}")
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     content = {
-        "made_by": "make soak",
+        "made_by": f"python -m soak.network --nodes {options.nodes} --deadline {options.deadline:g}",
         "section": "A bad network",
         "seed": options.seed,
         "seconds": round(time.perf_counter() - started),

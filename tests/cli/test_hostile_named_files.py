@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from fedrbn.data.sets import cache
 from fedrbn.fleet.description import EXAMPLE
 from fedrbn.reproduce.table_file import read_table
 from fuzz.cases import REFUSED, command, refusal
+from time_limit import in_time
 
 SECONDS = 20
 GIGABYTES = 3 * 2**29
@@ -104,22 +104,6 @@ LARGE = ("published file", "source of prepared data")
 """What may be so large."""
 
 
-@contextlib.contextmanager
-def in_time() -> Iterator[None]:
-    """Fails what hangs."""
-
-    def late(*_: object) -> None:
-        pytest.fail(f"no answer within {SECONDS} seconds")  # no Exception, which callers might catch
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("use", USES)
 def test_what_is_no_file_is_refused_at_once(use: str, harm: str, tmp_path: Path) -> None:
@@ -130,7 +114,7 @@ def test_what_is_no_file_is_refused_at_once(use: str, harm: str, tmp_path: Path)
     path.parent.mkdir(parents=True, exist_ok=True)
     HARMS[harm](path)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with in_time():
+    with in_time(SECONDS):
         assert attempt(path) == REFUSED
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 300_000, "kilobytes"
 
@@ -145,7 +129,7 @@ def test_a_stored_data_set_that_is_no_file_is_generated_again(
     def make() -> object:
         raise InterruptedError
 
-    with in_time(), pytest.raises(InterruptedError):
+    with in_time(SECONDS), pytest.raises(InterruptedError):
         cache.cached("x", cache.Expected(1, 1, (3, 8, 8), 10), make)  # type: ignore[arg-type]
 
 

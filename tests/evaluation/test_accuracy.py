@@ -116,7 +116,10 @@ def test_an_attack_that_does_not_return_an_image_for_each_is_refused(net: DualNe
     def attack(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
         return RETURNED[kind](x)  # type: ignore[return-value]
 
-    with pytest.raises(AttackError, match=r"got .* from the attack; expected adversarial pixels \(2, 1, 2, 2\)"):
+    with pytest.raises(
+        AttackError,
+        match=r"got .* from the attack; expected pixels \[2, 1, 2, 2\] of torch.float32",
+    ):
         Accuracy(Branch.CLEAN, "a", attack, adaptive)(net, FOUR, random())
 
 

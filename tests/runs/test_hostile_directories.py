@@ -9,9 +9,8 @@ import contextlib
 import os
 import resource
 import shutil
-import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from fedrbn.evaluation.records import RoundRecord
 from fedrbn.files import MOST_LINE, Folder
 from fedrbn.runs.directory import RunDirectory
 from fuzz.cases import ACCEPTED, REFUSED, command, refusal
+from time_limit import in_time
 
 FILES = (
     ".lock",
@@ -165,22 +165,6 @@ LENGTHY = ("resume", "evaluate", "onboard")
 """Commands that compute for seconds if nothing stops them."""
 
 
-@contextlib.contextmanager
-def in_time() -> Iterator[None]:
-    """Fails what hangs."""
-
-    def late(*_: object) -> None:
-        raise AssertionError(f"no answer within {SECONDS} seconds")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def precious_folder(place: Path) -> Path:
     """Files of somebody's, under the names that a run writes and removes."""
     place.mkdir()
@@ -204,7 +188,7 @@ def attempt(run: Path, name: str, harm: Callable[[Path, Path], None], use: str, 
     harm(copy / name, precious)
     before = contents(place / "outside")
     first, *rest = COMMANDS[use]
-    with in_time(), contextlib.chdir(place):
+    with in_time(SECONDS), contextlib.chdir(place):
         told = command(first, *rest, str(copy))
     assert contents(place / "outside") == before, f"{use} with {name} has changed somebody's files"
     return told

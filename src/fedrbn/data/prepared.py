@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedrbn.data.raw.files import MOST_BYTES
 from fedrbn.errors import DataError
+from fedrbn.files import open_named
 
 VARIABLE = "FEDRBN_DATA"
 _MOST_GROWTH = 4
@@ -57,7 +58,7 @@ def read_archive(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
 
 def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """These arrays of a .npz file, after checking that none of them claims more than the file holds."""
-    with zipfile.ZipFile(path) as archive:
+    with open_named(path) as file, zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if missing := [name for name in names if name not in members]:
             raise DataError(f"it lacks {', '.join(missing)} and has {', '.join([*members][:_MOST_NAMED])}")

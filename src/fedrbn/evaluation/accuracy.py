@@ -17,8 +17,8 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from fedrbn.attacks import Logits, LogitsAttack, Oblivious, Untargeted
+from fedrbn.attacks.check import check_returned
 from fedrbn.data.samples import Samples
-from fedrbn.errors import AttackError
 from fedrbn.federated.protocol import Network
 from fedrbn.types import Branch
 
@@ -191,16 +191,5 @@ def attack_through(attack: LogitsAttack, views: list[Logits], x: Tensor, y: Tens
         found = attack.attack(mean_loss, x, generator)
     else:
         found = attack(lambda z: torch.stack([view(z).log_softmax(1) for view in views]).mean(0), x, y, generator)
-    _check_returned(found, x)
+    check_returned(found, x)
     return found.detach()
-
-
-def _check_returned(found: object, x: Tensor) -> None:
-    """Raise an error unless an attack has returned an image for each image: a single one would be used for all."""
-    if isinstance(found, Tensor) and (found.shape, found.dtype, found.device) == (x.shape, x.dtype, x.device):
-        return
-    got = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-    raise AttackError(
-        f"got {got} from the attack; expected adversarial pixels {tuple(x.shape)} of {x.dtype}, one image for each "
-        "image. Correct what the attack returns."
-    )

@@ -264,14 +264,14 @@ def _unusable(result: Result, questions: tuple[Question, ...], limit: int | None
     names = {name for question in questions for name in question.names}
     if odd := sorted(result.correct.keys() ^ names):
         return f"got answers that {'lack' if odd[0] in names else 'include'} {odd[0][:100]!r}; expected {len(names)}."
-    lengths = [len(answer) for answer in result.correct.values()]
-    samples = max(lengths)
+    samples = max(len(answer) for answer in result.correct.values())
+    if limit is not None and samples > limit:
+        return f"got answers for {samples} samples; expected at most {limit}."
     for question in questions:
         expected = samples if question.limit is None else min(samples, question.limit)
-        wrong = next((name for name in question.names if len(result.correct[name]) != expected), None)
-        if wrong is not None or (limit is not None and samples > limit):
-            got = samples if wrong is None else len(result.correct[wrong])
-            return f"got {got} answers to {wrong or 'a question'}; expected {expected}, one for each sample."
+        for name in question.names:
+            if len(result.correct[name]) != expected:
+                return f"got {len(result.correct[name])} answers to {name}; expected {expected}, one for each sample."
     return None
 
 

@@ -42,9 +42,8 @@ def fold(net: nn.Module, example: Tensor) -> Folded:
     net = copy.deepcopy(net).eval()
     norms = [name for name, module in net.named_modules() if isinstance(module, _BatchNorm)]
     try:
-        graph = _traced(
-            copy.deepcopy(net), example
-        )  # a network that writes to itself keeps what tracing passes through
+        # A copy, because a network that writes to itself keeps the proxies of tracing.
+        graph = _traced(copy.deepcopy(net), example)
     except Exception as error:  # tracing runs user code on proxy tensors: any error is possible
         reason = f"the network cannot be traced ({type(error).__name__}: {str(error).splitlines()[0][:80]})"
         return Folded(net, (), dict.fromkeys(norms, reason))

@@ -14,7 +14,6 @@ import torch
 
 from fedrbn.data.prepared import read_arrays
 from fedrbn.data.samples import Samples
-from fedrbn.files import open_named
 
 TrainAndTest = tuple[Samples, Samples]
 """The train and the test part of a domain."""
@@ -60,7 +59,6 @@ def cached(key: str, expected: Expected, make: Callable[[], TrainAndTest]) -> Tr
 def _read(path: Path, expected: Expected) -> TrainAndTest | None:
     """The stored parts, or None if there are none or they are not as expected."""
     try:
-        open_named(path).close()  # not a pipe
         archive = read_arrays(path, ("train_images", "train_labels", "test_images", "test_labels"))
         train, test = (
             Samples(torch.from_numpy(archive[f"{part}_images"]), torch.from_numpy(archive[f"{part}_labels"]))
