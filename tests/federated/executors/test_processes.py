@@ -22,6 +22,7 @@ from fedrbn.config import FaultsConfig, make
 from fedrbn.data.samples import Samples
 from fedrbn.errors import FederationError
 from fedrbn.evaluation.accuracy import CONFIDENT, Accuracy
+from fedrbn.federated.executors import processes as pool_of_processes
 from fedrbn.federated.executors.host import ClientHost
 from fedrbn.federated.executors.processes import processes
 from fedrbn.federated.executors.serial import serial
@@ -248,6 +249,35 @@ def test_a_worker_that_hangs_before_it_is_ready_is_replaced(monkeypatch: pytest.
         after, report = next(federate(state, todo, execute))
     assert report.failures == ()
     assert after.reported.keys() == PAIR.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_worker_that_freezes_while_its_answer_is_read_is_given_up_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch asks the worker for the file descriptors of the tensors in its answer, and a frozen one never replies."""
+    wait = pool_of_processes._with_news
+    frozen: list[int] = []
+
+    def freeze_the_first(busy: Any) -> Any:
+        speaking = wait(busy)
+        for worker in speaking:
+            if worker.ready and worker.line.poll() and not frozen:  # its answer is in the pipe, its tensors are not
+                frozen.append(worker.process.pid)
+                os.kill(worker.process.pid, signal.SIGSTOP)
+        return speaking
+
+    monkeypatch.setattr(pool_of_processes, "_with_news", freeze_the_first)
+    todo, state = lenient(METHOD, deadline_seconds=8.0)
+    before = set(multiprocessing.active_children())
+    with processes(site(METHOD, PAIR), workers=1) as execute:
+        after, report = next(federate(state, todo, execute))
+    assert frozen
+    (failure,) = report.failures
+    assert "got no answer within 8 seconds; expected" in failure.cause
+    assert after.reported.keys() == PAIR.keys() - {failure.client}
+    assert set(multiprocessing.active_children()) <= before
 
 
 @pytest.mark.slow

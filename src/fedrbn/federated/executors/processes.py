@@ -12,6 +12,7 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -97,6 +98,9 @@ _HELLO = "ready"
 _STARTUP_SECONDS = 60.0
 """If jobs have a deadline, starting a worker has one too, longer by this much. A start takes two seconds."""
 
+_READING_SECONDS = 2.0
+"""An answer that has begun to arrive at the deadline may take this much longer."""
+
 _NOT_WRITTEN = (AttributeError, TypeError)
 """The errors that Python raises for an object that cannot be pickled."""
 
@@ -157,7 +161,8 @@ class _Worker:
         if self.process is None:
             self.start()
         self.asked = time.monotonic()
-        with suppress(BrokenPipeError, ConnectionResetError):  # the process is dead; `news` will notice
+        # Suppressed: the process is dead; `news` will notice.
+        with self._ends_at_deadline(), suppress(BrokenPipeError, ConnectionResetError):
             if self.round is not task.round:
                 self.line.send(packed(task.round))
                 self.round = task.round
@@ -174,6 +179,25 @@ class _Worker:
             return math.inf
         return (self.asked if self.ready else self.started + _STARTUP_SECONDS) + allowed - time.monotonic()
 
+    @contextmanager
+    def _ends_at_deadline(self) -> Iterator[None]:
+        """Kill the process if this block, which exchanges messages with it, lasts beyond the deadline.
+
+        Reading an answer needs the process: PyTorch asks it for the file descriptors of the tensors. If it is frozen,
+        that blocks forever; once it is dead, it is an error.
+        """
+        remaining = self.remaining()
+        if math.isinf(remaining):
+            yield
+            return
+        timer = threading.Timer(max(remaining, _READING_SECONDS), self.process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def news(self) -> list[Result] | None:
         """The results of the jobs, once they have arrived."""
         if self.task is None:
@@ -181,10 +205,11 @@ class _Worker:
         if not self.line.poll():
             return self._overdue(self.task) if self.remaining() <= 0 else None
         try:
-            said = self.line.recv()
-            results = [] if said == _HELLO else [unpacked(each, self.borrowed) for each in said]
+            with self._ends_at_deadline():
+                said = self.line.recv()
+                results = [] if said == _HELLO else [unpacked(each, self.borrowed) for each in said]
         except (EOFError, OSError):  # OSError: the process died while its tensors were being read
-            return self._died(self.task)
+            return self._overdue(self.task) if self.remaining() <= 0 else self._died(self.task)
         if said == _HELLO:
             self.ready, self.false_starts, self.asked = True, 0, time.monotonic()
             return None
