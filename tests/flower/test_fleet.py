@@ -18,7 +18,7 @@ from fedrbn.errors import StorageError
 from fedrbn.flower import wire
 from fedrbn.flower.client_app import app
 from fedrbn.flower.handshake import Response
-from fedrbn.flower.instructions import TrainOrder, setup_for
+from fedrbn.flower.instructions import EvaluateOrder, TrainOrder, setup_for
 from fedrbn.flower.log import events
 from fedrbn.flower.serving import serve
 from fedrbn.flower.settings import NodeConfig
@@ -243,6 +243,26 @@ def test_nodes_that_are_gone_at_the_end_are_noted_and_the_others_are_evaluated(t
     assert set(record["unanswered"]) == {"pen-0", "pen-1"}
     assert set(record["domains"]) == {"plain"}, "a domain of which nobody is left has no accuracy"
     assert record["worst_domain"]["sa"] == record["domains"]["plain"]["sa"]
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_the_final_evaluation_asks_a_node_that_fails_once_more(failures: int, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def change(message: Message, context: Context, do: Step) -> Message:
+        if message.metadata.message_type == "evaluate":
+            job = wire.value_of(message.content, "order", EvaluateOrder).job
+            if job.part == "test":
+                asked.append(job.client)
+            if asked.count("pen-0") <= failures and (job.client, job.part) == ("pen-0", "test"):
+                raise OSError("disk is gone")
+        return do(message, context)
+
+    record = served(tmp_path, "run", experiment(train={"rounds": 1, "validate_every": 1}), grid(tampered(change)))
+    assert sorted(asked) == sorted([*CLIENTS, "pen-0"]), "the others are asked once"
+    lost = {"pen-0"} if failures == 2 else set()
+    assert list(record["users"]) == [client for client in CLIENTS if client not in lost]
+    assert record.get("unanswered", {}).keys() == lost
 
 
 def test_a_node_that_does_not_answer_in_time_is_left_out(tmp_path: Path) -> None:

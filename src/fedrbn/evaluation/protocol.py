@@ -32,7 +32,7 @@ from fedrbn.federated.options import configure
 from fedrbn.federated.prediction import predicting_branch
 from fedrbn.federated.prepared_experiment import PreparedExperiment
 from fedrbn.federated.privacy import accountant
-from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, Result, ServerState
+from fedrbn.federated.protocol import Answers, Evaluate, Execute, Failure, Question, Result, Round, ServerState
 from fedrbn.federated.server import round_of
 from fedrbn.federated.uploads.collection import in_order
 from fedrbn.types import Branch, Member, Tensors
@@ -233,27 +233,41 @@ def collect_answers(
     """Every client's answers to its questions, in the order of the clients, and why other clients did not answer.
 
     A client without a question is not asked. A missing answer is an error, unless other clients did answer and this is
-    a validation or `prepared` is forgiving.
+    a validation or `prepared` is forgiving. A forgiving test asks clients that did not answer once more: it is the last
+    time that they are asked, and a node that is slow or was cut off for a moment would have no result at all.
     """
-    forgiving = prepared.forgiving or part == "validation"
     asked = {member.id: questions(member) for member in prepared.plan.members}
     jobs = [Evaluate(client, state.personal[client], part, each, limit) for client, each in asked.items() if each]
-    answers: list[Answers] = []
-    missing: dict[str, str] = {}
     round_ = round_of(state, prepared.plan)
     if not prepared.forgiving:  # the deadline is for training jobs; an evaluation has none
         round_ = replace(round_, deadline_seconds=None)
-    for result in in_order(execute(round_, jobs), [job.client for job in jobs], state.round):
-        objection = result.cause if isinstance(result, Failure) else _unusable(result, asked[result.client], limit)
+    forgiving = prepared.forgiving or part == "validation"
+    answers, missing = _ask(execute, round_, jobs, forgiving)
+    if missing and prepared.forgiving and part == "test":
+        more, missing = _ask(execute, round_, [job for job in jobs if job.client in missing], forgiving)
+        answers |= more
+    if missing and not (forgiving and answers):
+        client, cause = next(iter(missing.items()))
+        raise FederationError(f"client {client!r} could not be evaluated: {cause}")
+    return [answers[job.client] for job in jobs if job.client in answers], missing
+
+
+def _ask(
+    execute: Execute, round_: Round, jobs: list[Evaluate], forgiving: bool
+) -> tuple[dict[str, Answers], dict[str, str]]:
+    """Answers by client, and why the others have none; unless `forgiving`, the first missing answer ends it."""
+    answers: dict[str, Answers] = {}
+    missing: dict[str, str] = {}
+    by_client = {job.client: job for job in jobs}
+    for result in in_order(execute(round_, jobs), list(by_client), round_.number):
+        job = by_client[result.client]
+        objection = result.cause if isinstance(result, Failure) else _unusable(result, job.questions, job.limit)
         if objection is not None:
             missing[result.client] = objection
             if not forgiving:
                 break
         elif isinstance(result, Answers):
-            answers.append(result)
-    if missing and not (forgiving and answers):
-        client, cause = next(iter(missing.items()))
-        raise FederationError(f"client {client!r} could not be evaluated: {cause}")
+            answers[result.client] = result
     return answers, missing
 
 
