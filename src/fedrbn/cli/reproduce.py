@@ -48,6 +48,14 @@ def reproduce(
             "--no-run", help="Run nothing: write the tables from finished runs and leave the other cells empty."
         ),
     ] = False,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            help="Keep the numbers of the earlier table whose runs are not in the store; --only then limits what is "
+            "run, not what is shown.",
+        ),
+    ] = False,
     list_: Annotated[
         bool, typer.Option("--list", help="Show all experiments, or the runs and times of NAME; run nothing.")
     ] = False,
@@ -77,6 +85,7 @@ def reproduce(
         store=store,
         workers=workers,
         run=not no_run,
+        keep=keep,
         tell=partial(tell, quiet),
     )
     echo(table_text.markdown(made.table))

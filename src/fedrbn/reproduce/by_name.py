@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedrbn.config import ConfigError
 from fedrbn.hardware import cores
-from fedrbn.reproduce import declarations, experiment_cells, running, table, table_text
+from fedrbn.reproduce import declarations, earlier_table, experiment_cells, running, table, table_text
 from fedrbn.reproduce.experiment_cells import Threat
 from fedrbn.reproduce.running import TaskOutcome
 from fedrbn.reproduce.scales import SCALES
@@ -43,17 +43,22 @@ def reproduce_experiment(
     store: Path | str = "runs",
     workers: int | None = None,
     run: bool = True,
+    keep: bool = False,
     tell: Callable[[int, int, TaskOutcome], None] | None = None,
 ) -> Reproduced:
     """Run an experiment of the paper and write its table, as `fedrbn reproduce` does.
 
     Finished runs in the store are reused; `run=False` runs nothing and writes the table of the finished runs.
-    `tell` is called for every finished run with its number, the number of runs, and the outcome.
+    `keep=True` keeps the numbers of the table in the folder whose runs are not in the store; `only` then limits what is
+    run, not what is shown. `tell` is called for every finished run with its number, the number of runs, and the
+    outcome.
     """
     if scale not in SCALES:
         raise ConfigError(f"got scale {scale!r}; expected one of {', '.join(SCALES)}.")
     declaration, numbers, size = declarations.read(name), list(seeds), SCALES[scale]
     cells = experiment_cells.cells(declaration, size, numbers, threat=threat, data=data, only=only)
+    folder = Path(out) / experiment_cells.folder_name(name, scale, threat, data)
+    earlier = earlier_table.read_earlier(folder) if keep else None
     outcomes = []
     if run:
         experiment_cells.check_data(cells)
@@ -62,10 +67,13 @@ def reproduce_experiment(
             outcomes.append(outcome)
             if tell is not None:
                 tell(number, len(todo), outcome)
-    filled = replace(
-        table.fill(declaration, cells, Path(store), size, threat, numbers),
-        command=experiment_cells.command(name, scale, numbers, threat=threat, data=data, only=only),
-    )
-    folder = Path(out) / experiment_cells.folder_name(name, scale, threat, data)
+    if earlier is not None:
+        everything = experiment_cells.cells(declaration, size, numbers, threat=threat, data=data)
+        cells = earlier_table.cells_to_show(everything, cells, earlier)
+    filled = table.fill(declaration, cells, Path(store), size, threat, numbers)
+    if earlier is not None:
+        filled = earlier_table.with_earlier(filled, earlier)
+    command = experiment_cells.command(name, scale, filled.seeds, threat=threat, data=data, only="" if keep else only)
+    filled = replace(filled, command=command)
     table_text.write(filled, folder)
     return Reproduced(filled, folder, tuple(outcomes))

@@ -24,6 +24,7 @@ class TableFile(BaseModel):
     scale: str
     threat: str
     seeds: tuple[int, ...]
+    versions: dict[str, list[str]] = {}
     stand_ins: dict[str, str]
     numbers: tuple[Number, ...]
     differences: tuple[Difference, ...] = ()
