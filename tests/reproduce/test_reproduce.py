@@ -40,7 +40,7 @@ from fedrbn.runs.directory import RunDirectory
 NAMES = declarations.names()
 OURS = (
     "bn-clusters", "bn-shift", "budgets", "choices", "domains", "fedrob-choice", "plus", "plus-choice", "plus-parts",
-    "strong", "transfer",
+    "rounds", "strong", "transfer",
 )  # fmt: skip
 """Those that are not the paper's."""
 SMOKE = SCALES["smoke"]
