@@ -85,7 +85,7 @@ soak: $(READY) ## Kill, hang, cut off and poison training on purpose; makes the 
 
 CASES := 12000
 SEED := 1
-fuzz: $(READY) ## Hostile settings, files, run directories, models and messages: 12,000 cases, decided by SEED (10 minutes)
+fuzz: $(READY) ## Hostile settings, files, run directories, models and messages: 12,000 cases, generated from SEED (10 minutes)
 	PYTHONPATH=tests $(BIN)/python -m fuzz.soak --cases $(CASES) --seed $(SEED)
 	$(BIN)/python -m soak.table
 

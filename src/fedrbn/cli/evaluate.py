@@ -62,7 +62,7 @@ def evaluate(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes; 1 evaluates in this process.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of tables.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
 ) -> None:
     """Evaluate a finished run under any attacks: SA and RA per client, per domain, and their mean.
 

@@ -31,7 +31,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Choose a duty for every device that fits the deadline: AT, AT on a part of the batches, PNC or ST.
+    """For every device, choose a duty that fits the deadline: AT, AT on a part of the batches, PNC or ST.
 
     Exit code 1 if a device cannot take part or no device can train adversarially.
     """

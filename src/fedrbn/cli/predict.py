@@ -16,7 +16,9 @@ def predict(
     network: Annotated[
         str | None, typer.Option(help="package.module:factory of your own network, for .safetensors.")
     ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2 that you made yourself.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Read a .pt2 file, which can run code: only if you made it yourself.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Classify image files with an exported model."""

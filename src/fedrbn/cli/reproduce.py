@@ -59,7 +59,7 @@ def reproduce(
     list_: Annotated[
         bool, typer.Option("--list", help="Show all experiments, or the runs and times of NAME; run nothing.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
 ) -> None:
     """Run an experiment of the paper and print our numbers next to the paper's.
 

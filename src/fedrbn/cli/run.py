@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ConfigFile = Annotated[
     Path | None,
     typer.Argument(
-        help=f"A TOML file of settings, or the name of a shipped one: {', '.join(SHIPPED)}. The rest is default."
+        help=f"A TOML file of settings, or the name of a shipped one: {', '.join(SHIPPED)}. Other settings keep their defaults."
     ),
 ]
 
@@ -51,7 +51,7 @@ Track = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of a table.")]
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 
 
 def run(

@@ -85,15 +85,15 @@ class FederationConfig(Section):
     min_samples: int = Field(default=4, ge=2)
     """Minimum number of training images per user (batch norm needs at least two)."""
     test_samples: int | None = Field(default=None, ge=1)
-    """Maximum number of test images per user; None uses all. The test set of a domain is split among its users."""
+    """Maximum number of test images per user; all if not set. The test set of a domain is split among its users."""
     participants: Annotated[int, Field(ge=1)] | Share | None = None
-    """Users per round: a number, a share of all, or None for all users."""
+    """Users per round: a number, or a share of all; all users if not set."""
     at: AtUsers = 0.2
     """AT users: a ratio per domain, names of domains or users, or {ratio, domains} for the first or named domains."""
     duties: DutiesConfig | None = None
     """A duty for every client instead of `at`: a file written by fedrbn plan -o; the run keeps its content."""
     replan: int | None = Field(default=None, ge=1)
-    """Number of rounds after which duties are planned again from measured times, repeatedly; None keeps them."""
+    """Number of rounds after which duties are planned again from measured times, repeatedly; never if not set."""
 
     @model_validator(mode="before")
     @classmethod

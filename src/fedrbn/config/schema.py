@@ -24,9 +24,9 @@ class DataConfig(Section):
 
     name: str = Field("digits-mini", description=f"{alternatives(AVAILABLE, 'a folder root/<domain>/<class>/*')}.")
     domains: tuple[str, ...] | None = None
-    """The domains to use, in this order; None uses all."""
+    """The domains to use, in this order; all if not set."""
     image_size: int | None = Field(default=None, ge=8, le=1024)
-    """Side of the square images in pixels; None keeps the data set's own (28 for digits, 256 for photographs)."""
+    """Side of the square images in pixels; if not set, the data set's own (28 for digits, 256 for photographs)."""
 
 
 class ModelConfig(Section):
@@ -36,7 +36,7 @@ class ModelConfig(Section):
     width: float = Field(default=1.0, gt=0, le=4)
     """Scales every layer's channels; 1 is the paper's network."""
     momentum: float | None = Field(default=None, gt=0, le=1)
-    """How far batch norm's running statistics move towards those of a batch; None keeps the network's, usually 0.1."""
+    """How far batch norm's running statistics move towards those of a batch; if not set, the network's, usually 0.1."""
 
 
 class TrainConfig(Section):
@@ -56,19 +56,19 @@ class TrainConfig(Section):
     """Rounds between two validations; the last round is always validated."""
     aggregation: str = Field("mean", description=f"How uploads become the next weights: {alternatives(RULES)}.")
     at_weight: float | None = Field(default=None, gt=0)
-    """mean: factor on the weight of AT users' samples, as in "uploads of AT users count twice"; 1 unless given."""
+    """mean: factor on the weight of AT users' samples, 2 makes their uploads count twice; default: 1."""
     slack: float | None = Field(default=None, ge=0, lt=1)
-    """α of SFAT: AT users with the smallest losses weigh 1 + α, the others 1 − α; 1/6 unless given, as released."""
+    """α of SFAT: AT users with the smallest losses weigh 1 + α, the others 1 − α; default: 1/6, as released."""
     slack_share: float | None = Field(default=None, gt=0, lt=1)
-    """slack: the share of the AT users that weighs more, at least one of several; 0.2 unless given, as released. The
+    """slack: the share of the AT users that weighs more, at least one of several; default: 0.2, as released. The
     release starts with the second round and leaves out batch norm; ours weighs every round and all that is shared."""
     malicious: float | None = Field(default=None, ge=0)
     """Malicious clients that trimmed-mean, krum and multi-krum withstand: a number, or a share below 1; 0.2 unless
     given."""
     keep: int | None = Field(default=None, ge=1)
-    """Uploads that multi-krum averages; all but the malicious ones unless given."""
+    """Uploads that multi-krum averages; default: all but the malicious ones."""
     bound: float | None = Field(default=None, gt=0)
-    """norm-bound: largest norm of a client's update; the median norm of the round unless given."""
+    """norm-bound: largest norm of a client's update; default: the median norm of the round."""
 
 
 class AttackConfig(Section):
@@ -121,7 +121,7 @@ class MethodConfig(Section):
     at_loss: Literal["ce", "trades", "mart"] | None = None
     """What AT users minimise: the paper's mean of clean and attacked cross-entropy, TRADES, or MART."""
     beta: float | None = Field(default=None, ge=0)
-    """Weight of the KL divergence in TRADES and MART; 6 unless given."""
+    """Weight of the KL divergence in TRADES and MART; default: 6."""
     at_share: Share | None = None
     """Fractional AT: the probability that a batch of an AT user is adversarial; the others are standard training."""
     logits: Literal["plain", "calibrated"] | None = None
@@ -134,13 +134,13 @@ class MethodConfig(Section):
     meta_lr: float | None = Field(default=None, gt=0)
     """fatmeta: learning rate of the meta step, instead of train.lr."""
     replays: int | None = Field(default=None, ge=1)
-    """Free AT: replays of each batch of an AT user; train.rounds is divided by it. 4 unless given."""
+    """Free AT: replays of each batch of an AT user; train.rounds is divided by it. Default: 4."""
     affine_lr: float | None = Field(default=None, gt=0)
-    """fedrob: step size of the affine map Λx + δ; 0.00167 unless given."""
+    """fedrob: step size of the affine map Λx + δ; default: 0.00167."""
     gamma: float | None = Field(default=None, ge=0)
-    """fedrob: γ, how strongly the affine map is pulled towards the identity; 300 unless given."""
+    """fedrob: γ, how strongly the affine map is pulled towards the identity; default: 300."""
     affine_steps: int | None = Field(default=None, ge=1)
-    """fedrob: steps of the affine map on each batch, before the step of the weights; 7 unless given."""
+    """fedrob: steps of the affine map on each batch, before the step of the weights; default: 7."""
     ft_iterations: int | None = Field(default=None, ge=1)
     """finetune: steps of each ST user after the AT users have trained."""
     freeze: int | None = Field(default=None, ge=0)
@@ -153,7 +153,7 @@ class FaultsConfig(Section):
     min_clients: Annotated[int, Field(ge=1)] | Share = 0.5
     """Minimum number of valid answers per round: a number, or a share of the AT and of the ST users that were asked."""
     deadline_seconds: float | None = Field(default=None, gt=0)
-    """Seconds after which a client that has not answered is dropped from the round; None waits for it."""
+    """Seconds after which a client that has not answered is dropped from the round; if not set, the round waits for it."""
     on_too_few: Literal["stop", "wait"] = "stop"
     """With too few answers: stop and keep the last round's state for --resume, or ask the missing clients again."""
     wait_seconds: float = Field(default=30.0, gt=0)
@@ -170,17 +170,17 @@ class PrivacyConfig(Section):
     statistics_noise: float | None = Field(default=None, gt=0)
     """Noise multiplier of BN statistics: the standard deviation over the sensitivity, which is twice the clip."""
     statistics_clip: float | None = Field(default=None, gt=0)
-    """Norm to which a change of statistics is clipped, in units of the channels' own spread; 1 unless given."""
+    """Norm to which a change of statistics is clipped, in units of the channels' own spread; default: 1."""
     statistics_when: Literal["upload", "step"] | None = None
     """When they get noise. upload: once, before the upload. step: also after every local step."""
     update_noise: float | None = Field(default=None, gt=0)
     """Noise multiplier of the update of the weights."""
     update_clip: float | None = Field(default=None, gt=0)
-    """Norm to which an update is clipped; 1 unless given."""
+    """Norm to which an update is clipped; default: 1."""
     update_at: Literal["client", "server"] | None = None
     """Where updates get noise. client: the server need not be trusted. server: only the mean, with far less noise."""
     delta: float | None = Field(default=None, gt=0, lt=1)
-    """δ for which the ε spent is computed; 1e-5 unless given."""
+    """δ for which the ε spent is computed; default: 1e-5."""
     secret: bool | None = None
     """Take noise from the operating system, for deployments: anyone can recompute the noise of a seeded run."""
 
@@ -191,9 +191,9 @@ class MaliceConfig(Section):
     attack: Literal["sign-flip", "noise", "label-flip", "bn-variance", "bn-shift", "bn-swap"] | None = None
     """What they do: to their update, to their labels, or to the BN_a that they donate."""
     share: Share | None = None
-    """Their share of the clients (of the AT users for the bn- attacks); 0.2 unless given."""
+    """Their share of the clients (of the AT users for the bn- attacks); default: 0.2."""
     strength: float | None = Field(default=None, gt=0)
-    """Strength s of the attack; unless given 5 for updates, 10⁴ for the variance, 10 for the shift."""
+    """Strength s of the attack; default: 5 for updates, 10⁴ for the variance, 10 for the shift."""
 
 
 class RunConfig(Section):
@@ -202,13 +202,13 @@ class RunConfig(Section):
     seed: int = Field(default=1, ge=0, lt=2**63)
     """Seed of all randomness."""
     workers: int | None = Field(default=None, ge=1)
-    """Processes that train clients, one thread each; None uses one per core, 1 trains in this process."""
+    """Processes that train clients, one thread each; one per core if not set; 1 trains in this process."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
     """Where networks run; an accelerator is used from one process."""
     fast: bool = True
     """Use faster kernels on the CPU (see `nets.fast`): the same results up to float rounding."""
     precision: Literal["auto", "bfloat16"] | None = None
-    """bfloat16: convolutions and matrix products of training at half the digits; refused on a processor without
+    """bfloat16: convolutions and matrix products of training with about half the bits; refused on a processor without
     working instructions for it. auto: bfloat16 where a short trial on the processor is at least 1.2 times as fast,
     else float32; records say which, and a run that is continued keeps it. None is float32. Evaluation is in float32
     always."""

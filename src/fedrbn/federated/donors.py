@@ -5,7 +5,7 @@ weight, and the receiver predicts with whatever that donor sent as its BN_a. A `
 can be used separately. Without any of them, Eq. 3 is exactly the paper's.
 
     plausible   donors whose statistics are far from those of the others and from the receiver's BN_c are excluded
-    cap         no donor has more weight than this; the excess goes to the next most similar donors
+    cap         no donor has more weight than this; the excess is spread over the others by weight
     combine     the weighted median, or the weighted trimmed mean, of each statistic instead of the mean
 
 The other two need a cap to be effective: a weighted median does not help against a donor with more than half of the

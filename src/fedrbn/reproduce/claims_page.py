@@ -42,7 +42,7 @@ def rule() -> str:
     scales = " or ".join(f"`{scale}`" for scale in verdicts.COUNTING)
     return (
         "A claim is a list of comparisons. It holds if all of them hold. One comparison with the opposite result "
-        "contradicts the claim; one that is too close to call leaves it not confirmed. A difference counts if it is "
+        "contradicts the claim; if one is too close to call, the claim is not confirmed. A difference counts if it is "
         f"large enough: with one seed, at least {claims.ONE_SEED:g} points; with several seeds, more than "
         f"{verdicts.STANDARD_ERRORS:g} standard errors of its mean and more than {claims.ONE_SEED / 2:g} point. If the "
         f"table has McNemar's test of the two cells, p must also be below {verdicts.P:g}. Claims about other numbers "

@@ -56,8 +56,8 @@ SCALES: Mapping[str, Scale] = {
     "smoke": Scale(
         "smoke",
         "a quarter of the channels, 8 to 16 training images per user, 1 to 3 rounds, attacks of 2 steps (APGD alone "
-        "for AutoAttack), 1 test image per user, photographs of 64 pixels: proves the wiring, the accuracies mean "
-        "nothing",
+        "for AutoAttack), 1 test image per user, photographs of 64 pixels: tests only that everything "
+        "runs; ignore the accuracies",
         width=1 / 4,
         fraction=1 / 30,
         rounds=1 / 200,
@@ -77,7 +77,7 @@ SCALES: Mapping[str, Scale] = {
     ),
     "cpu": Scale(
         "cpu",
-        "half of the channels, 64 training images of digits per user (the paper: 109), 0.4 of the paper's rounds at "
+        "half of the channels, 64 training images of digits per user (the paper: 111), 0.4 of the paper's rounds at "
         "five times its constant learning rate, so that learning rate × steps is the paper's, 40 test images per user, "
         "ten validations per run, photographs of 128 pixels",
         width=0.5,
