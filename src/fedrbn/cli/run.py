@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 ConfigFile = Annotated[
     Path | None,
     typer.Argument(
-        help=f"A TOML file of settings, or the name of a shipped one: {', '.join(SHIPPED)}. Other settings keep their defaults."
+        help=f"A TOML file of settings, or the name of a shipped one: {', '.join(SHIPPED)}. Other settings keep their "
+        "defaults."
     ),
 ]
 

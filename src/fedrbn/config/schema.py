@@ -153,7 +153,7 @@ class FaultsConfig(Section):
     min_clients: Annotated[int, Field(ge=1)] | Share = 0.5
     """Minimum number of valid answers per round: a number, or a share of the AT and of the ST users that were asked."""
     deadline_seconds: float | None = Field(default=None, gt=0)
-    """Seconds after which a client that has not answered is dropped from the round; if not set, the round waits for it."""
+    """Seconds after which a client that has not answered is dropped from the round; never if not set."""
     on_too_few: Literal["stop", "wait"] = "stop"
     """With too few answers: stop and keep the last round's state for --resume, or ask the missing clients again."""
     wait_seconds: float = Field(default=30.0, gt=0)
