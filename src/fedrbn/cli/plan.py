@@ -33,7 +33,7 @@ def plan(
 ) -> None:
     """For every device, choose a duty that fits the deadline: AT, AT on a part of the batches, PNC or ST.
 
-    Exit code 1 if a device cannot take part or no device can train adversarially.
+    Exit code 1 if a device cannot take part or no device can train adversarially; with --out it is an error (2).
     """
     from fedrbn.errors import FleetError
     from fedrbn.fleet import description
