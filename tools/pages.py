@@ -51,6 +51,8 @@ class Shown:
 
 RESULTS = {
     "benchmark-release": Shown("benchmark", threat="authors-release"),
+    "highlight-release": Shown("highlight", threat="authors-release"),
+    "rounds-release": Shown("rounds", "paper", threat="authors-release"),
     "benchmark": Shown("benchmark"),
     "differences": Shown("benchmark", kind="differences"),
     "strong": Shown("strong"),
