@@ -3,7 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 READY := $(VENV)/.ready
-PARALLEL := -n 2 --dist loadfile
+# a crashed worker ends the tests: pytest-xdist waits for ever if it replaces one under loadfile
+PARALLEL := -n 2 --dist loadfile --max-worker-restart 0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help

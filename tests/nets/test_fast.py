@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 from fedrbn import PGD, Branch, Stats, dual
 from fedrbn.federated.objectives import Adversarial, Calibrated, Objective, Standard
 from fedrbn.nets import build
-from fedrbn.nets.fast import LayoutFlatten, ThinConv2d, fast, in_precision
+from fedrbn.nets.fast import LayoutFlatten, SkippingConv2d, ThinConv2d, fast, in_precision
 from fedrbn.nets.linear import OneDnnLinear, available
 from fedrbn.nets.state import tensors
 
@@ -41,7 +43,8 @@ def test_a_thin_convolution_has_the_gradients_of_the_ordinary_one(
     torch.nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(1))
     net = dual(nn.Sequential(layer, nn.BatchNorm2d(filters)).double())
     quick = fast(net)
-    assert any(isinstance(module, ThinConv2d) for module in quick.modules())
+    kind = SkippingConv2d if kernel == 1 and stride > 1 else ThinConv2d
+    assert any(isinstance(module, kind) for module in quick.modules())
     found = []
     for each in (net, quick):
         x = random(rows, channels, side, side).double().requires_grad_()
@@ -50,6 +53,56 @@ def test_a_thin_convolution_has_the_gradients_of_the_ordinary_one(
         found.append([x.grad, *(p.grad for p in each.parameters() if p.grad is not None)])
     for ours, theirs in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+STRIDED = """
+import torch
+from torch import nn
+from fedrbn import Branch, Stats, dual
+from fedrbn.nets.fast import fast
+
+for channels in (1, 3, 4, 7, 8, 15, 16):
+    layers = nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.Conv2d(channels, 8, 1, 2))
+    net = fast(dual(layers))
+    exact = dual(layers).double()
+    x = torch.rand(32, 3, 28, 28)
+    for _ in range(4):
+        net(x, Branch.CLEAN, Stats.FROZEN).square().sum().backward()
+    exact(x.double(), Branch.CLEAN, Stats.FROZEN).square().sum().backward()
+    for ours, theirs in zip(net.parameters(), exact.parameters(), strict=True):
+        if theirs.grad is not None:
+            torch.testing.assert_close(ours.grad.double() / 4, theirs.grad, rtol=1e-3, atol=1e-2)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_strided_pointwise_convolutions_of_few_channels_neither_crash_nor_miscount(threads: int) -> None:
+    """oneDNN issue 6035: it writes past its workspace, so the process may crash or get wrong gradients."""
+    code = f"import torch\ntorch.set_num_threads({threads})\n{STRIDED}"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("padding", [1, "valid", 0])
+@pytest.mark.parametrize(
+    ("mode", "groups", "stride"), [("zeros", 2, (2, 3)), ("circular", 1, 2), ("reflect", 4, (1, 2))]
+)
+def test_a_strided_pointwise_convolution_keeps_its_other_options(
+    padding: int | str, mode: str, groups: int, stride: int | tuple[int, int]
+) -> None:
+    net = dual(nn.Sequential(nn.Conv2d(4, 8, 1, stride, padding, 1, groups, padding_mode=mode), nn.BatchNorm2d(8)))
+    quick = fast(net)
+    assert any(isinstance(module, SkippingConv2d) for module in quick.modules())
+    x = random(3, 4, 9, 10)
+    torch.testing.assert_close(quick(x, Branch.CLEAN), net(x, Branch.CLEAN))
+
+
+def test_a_strided_pointwise_convolution_of_ones_own_keeps_the_layout_in_which_it_is_safe() -> None:
+    class Own(nn.Conv2d):
+        """Its forward pass may do anything, so it cannot be replaced."""
+
+    net = fast(dual(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Own(4, 8, 1, stride=2))))
+    assert all(parameter.is_contiguous() for parameter in net.parameters())
 
 
 OBJECTIVES = [Standard(), Calibrated(0.5), Calibrated(0.5, clip=0.1), Calibrated(1.0), Adversarial(PGD(steps=3))]
