@@ -25,7 +25,7 @@ from fedrbn.runs.directory import RunDirectory
 from fedrbn.runs.records import evaluations, rounds
 from soak.network import machines
 from soak.network.namespaces import HUB, SERVER, Network, inside
-from soak.network.replay import ensure_explained
+from soak.replay import ensure_explained
 from soak.setting import LostError, Row
 
 DOMAINS = ("plain", "pen", "texture", "street")
