@@ -63,9 +63,11 @@ def test_an_evaluation_joins_the_images_of_all_clients() -> None:
 
 
 def test_a_network_that_cannot_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_need, "available_memory", lambda: 8 * GIB)
-    experiment = config.make({"data": {"image_size": 256}, "model": {"width": 1.0}, "run": {"workers": 2}})
-    message = r"network 'digits' for images of 256 x 256.*needs about \d+\.\d GiB.*most the 8.0 GiB.*resnet18"
+    monkeypatch.setattr(memory_need, "available_memory", lambda: GIB)
+    experiment = config.make(
+        {"data": {"image_size": 64, "domains": ["plain"]}, "model": {"width": 1.0}, "run": {"workers": 2}}
+    )
+    message = r"network 'digits' for images of 64 x 64.*needs about \d+\.\d GiB.*most the 1.0 GiB.*resnet18"
     with pytest.raises(HardwareError, match=message):
         assemble(experiment)
 
