@@ -134,7 +134,9 @@ def test_the_rest_is_shown_where_the_data_are_missing(tiny: Callable[..., Experi
     own = {"fraction": 1.0, "validation": 0.2}
     fedrbn.run(tiny(data={"name": str(folder), "image_size": 28}, federation=own, train={"rounds": 1}), run)
     shutil.rmtree(folder)
-    page = Page(render([run]))
+    announced: list[str] = []
+    page = Page(render([run], announce=announced.append))
+    assert [line.partition(":")[0] for line in announced] == ["fedrbn, seed 1"]
     assert page.text.count("The run's data are needed for this and could not be used") == 2  # images and check-list
     assert "no-such-folder" in page.text
     assert "Accuracies in %, by domain and role" in page.tables
@@ -163,7 +165,7 @@ def test_failed_checks_raise_an_alarm(trained: Path, tmp_path: Path) -> None:
     ]
     with (run / "evaluations.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
-    page = Page(render([run], images=False))
+    page = Page(render([run], images=False, announce=pytest.fail))  # nothing to wait for: the list is recorded
     assert "1 of these failed. Do not trust the robust accuracies before you know why." in page.text
     caption = next(name for name in page.tables if name.startswith("Warning signs"))
     assert caption.endswith("measured by fedrbn evaluate on samples of every user")

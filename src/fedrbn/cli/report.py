@@ -30,4 +30,4 @@ def report(
     """
     from fedrbn.report import write_report
 
-    say(f"wrote {write_report(directories, out, images=images, checks=checks)}")
+    say(f"wrote {write_report(directories, out, images=images, checks=checks, announce=say)}")

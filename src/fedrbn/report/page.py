@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.resources
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -28,17 +29,28 @@ MOST_SHEETS = 4
 """With more runs than this, images are left out: they would take most of the page and of the time."""
 
 
+Announce: TypeAlias = Callable[[str], None]
+"""Shows one line to whoever is waiting for the page."""
+
 _EXPECTED = (ValueError, TypeError, RuntimeError, OSError)
 """Errors of a missing or invalid checkpoint or data set: the page reports them and shows the rest."""
 
 
-def write_report(paths: Iterable[Path | str], out: Path | str, *, images: bool = True, checks: bool = True) -> Path:
+def write_report(
+    paths: Iterable[Path | str],
+    out: Path | str,
+    *,
+    images: bool = True,
+    checks: bool = True,
+    announce: Announce = lambda _: None,
+) -> Path:
     """Write a page about runs, stores of runs and `fedrbn reproduce` results; returns its path.
 
     `images` and `checks` need the run's data: the contact sheet is computed from the checkpoint, and the check-list is
-    measured if no evaluation has measured it yet. Without the data, the page says what is missing and why.
+    measured if no evaluation has measured it yet. Without the data, the page says what is missing and why. `announce`
+    is called with one line before each step that may take minutes.
     """
-    page = render(paths, images=images, checks=checks)
+    page = render(paths, images=images, checks=checks, announce=announce)
     file = Path(out)
     if file.is_dir():
         raise StorageError(
@@ -54,12 +66,14 @@ def write_report(paths: Iterable[Path | str], out: Path | str, *, images: bool =
     return file
 
 
-def render(paths: Iterable[Path | str], *, images: bool = True, checks: bool = True) -> str:
+def render(
+    paths: Iterable[Path | str], *, images: bool = True, checks: bool = True, announce: Announce = lambda _: None
+) -> str:
     """The page as text."""
     found = find(Path(path) for path in paths)
     runs = [read_run(path) for path in found.runs]
     groups = comparison.grouped(runs)
-    views = _run_views(groups, images, checks)
+    views = _run_views(groups, images, checks, announce)
     results = [
         reproduced.view(read_table(path / "table.json"), f"table-{n}") for n, path in enumerate(found.results, start=1)
     ]
@@ -110,7 +124,9 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _run_views(groups: Sequence[comparison.SeedGroup], images: bool, checks: bool) -> list[RunView]:
+def _run_views(
+    groups: Sequence[comparison.SeedGroup], images: bool, checks: bool, announce: Announce
+) -> list[RunView]:
     many = sum(len(group.runs) for group in groups) > MOST_SHEETS
     no_images = "Images were not requested." if not images else ""
     if images and many:
@@ -119,7 +135,10 @@ def _run_views(groups: Sequence[comparison.SeedGroup], images: bool, checks: boo
     for group in groups:
         for run in group.runs:
             label = f"{group.label}, seed {run.experiment.run.seed}"
-            extras = _extras(run, no_images, checks and not run.checks)
+            missing = checks and not run.checks
+            if missing:
+                announce(f"{label}: running the check-list, which may take minutes (fedrbn report --no-checks leaves it out)")
+            extras = _extras(run, no_images, missing)
             views.append(one_run.view(run, label, f"run-{len(views) + 1}", extras))
     return views
 

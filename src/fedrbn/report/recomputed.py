@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 from fedrbn.evaluation import checklist as checking
 from fedrbn.evaluation.accuracy import Accuracy
-from fedrbn.evaluation.protocol import main_label, threat_eps
+from fedrbn.evaluation.protocol import collect_answers, main_label, threat_eps
 from fedrbn.evaluation.records import CheckRecord
 from fedrbn.federated.assemble import Assembly
 from fedrbn.federated.prediction import predicting_branch
-from fedrbn.federated.protocol import Answers
+from fedrbn.federated.protocol import Question
 from fedrbn.federated.server import donor_weights
-from fedrbn.randomness import generator
 from fedrbn.runs.load import Trained
-from fedrbn.types import Member, Role, Tensors
+from fedrbn.types import Member, Role
 
 CHECKED = 8
 """Test samples per user for the check-list, if no evaluation has measured it."""
@@ -78,20 +77,24 @@ def checklist(trained: Trained, assembly: Assembly) -> tuple[CheckRecord, ...]:
     tested = [client for client in assembly.federation.clients if len(client.test)]
     if not tested:
         return ()
-    label, eps, attack = main_label(trained.experiment), threat_eps(assembly), assembly.adversary
-    members = {member.id: member for member in trained.plan.members}
-    answers: list[Answers] = []
-    deployed: dict[str, str] = {}
-    for client in {(client.domain, client.role): client for client in reversed(tested)}.values():
-        branch = predicting_branch(trained.plan, trained.state, members[client.id])
-        net = trained.adapted(client).eval()
-        outcome: Tensors = {}
+    prepared = assembly.with_plan(trained.plan)
+    label, eps, attack = main_label(trained.experiment), threat_eps(prepared), prepared.adversary
+    chosen = {client.id for client in {(client.domain, client.role): client for client in reversed(tested)}.values()}
+    branches = {
+        member.id: predicting_branch(trained.plan, trained.state, member)
+        for member in trained.plan.members
+        if member.id in chosen
+    }
+
+    def questions(member: Member) -> tuple[Question, ...]:
+        branch = branches.get(member.id)
+        if branch is None:
+            return ()
         printed = Accuracy(branch, label, attack, limit=CHECKED, radius=checking.radius(attack, eps))
-        for question in (printed, *checking.questions(branch, {label: attack}, eps, CHECKED)):
-            random = generator(trained.experiment.run.seed, "report", "checks", client.id, str(question))
-            outcome |= question(net, client.test, random)
-        answers.append(Answers(client.id, trained.state.round, outcome))
-        deployed[client.id] = branch.value
-    evidence = checking.Evidence(answers, deployed)
+        return (printed, *checking.questions(branch, {label: attack}, eps, CHECKED))
+
+    with prepared.executor() as execute:
+        answers, _ = collect_answers(prepared, trained.state, "test", questions, execute)
+    evidence = checking.Evidence(answers, {client: branch.value for client, branch in branches.items()})
     needed = min(checking.IMAGES, sum(len(client.test) for client in tested))
     return tuple(checking.judge(evidence, {"ra": (label, attack)}, eps, len(trained.classes), needed))
