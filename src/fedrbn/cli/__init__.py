@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -90,6 +91,9 @@ _HOW_TO_CONTINUE = {
 
 def main() -> None:
     """Entry point: an error that a user can fix is one message on stderr, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # not every terminal can print ε
     sys.path.insert(0, str(Path.cwd()))  # so that package.module:object finds files in the current folder
     typer.core.HAS_RICH = False  # typer escapes brackets for rich even if it prints plain help: \[default: 9092]
     try:
