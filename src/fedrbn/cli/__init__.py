@@ -101,6 +101,8 @@ def main() -> None:
     except FedRBNError as error:
         _end(str(error))
     except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is None:  # standard output is a file on a full disk
+            _end("got no space for the output; expected a disk with free space. Free some, and repeat the command.")
         if error.errno != errno.ENAMETOOLONG:
             raise
         _end(  # any command may get such a name, and fails where it first uses it
