@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedrbn import config
 from fedrbn.config import ConfigError, Dirichlet, Experiment, FirstDomains, from_toml, make, parse_setting, read
+from fedrbn.config.text import parse_toml
 
 
 def test_defaults_are_the_papers() -> None:
@@ -284,6 +285,26 @@ def test_whatever_the_text_only_config_errors_are_raised(text: str) -> None:
 def test_whatever_the_toml_only_config_errors_are_raised(text: str) -> None:
     with contextlib.suppress(ConfigError):
         from_toml(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".".join(["a"] * 20_000) + " = 1",
+        "[" + " . ".join(["a"] * 20_000) + "]",
+        "x = {" + ".".join(['"a"'] * 20_000) + " = 1}",
+    ],
+    ids=["key", "section", "inline table"],
+)
+def test_keys_of_very_many_parts_are_refused_before_they_are_read(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("tomllib.loads")  # it needs quadratic time for them
+    with pytest.raises(ConfigError, match="key of more than 32 parts; expected a section and a setting"):
+        from_toml(text)
+
+
+def test_dots_in_values_and_comments_are_no_parts() -> None:
+    dots = "." * 50
+    assert parse_toml(f"x = '{dots}' # {dots}") == {"x": dots}
 
 
 def test_a_folder_gets_settings_that_fit_photographs(tmp_path: Path) -> None:

@@ -222,11 +222,20 @@ def normalised(z: Tensor) -> Tensor:
     return (z - z.mean(0)) / z.std(0, unbiased=False).clamp_min(1e-3)
 
 
+def decoy(z: Tensor, x: Tensor) -> Tensor:
+    """Hides the decision in steps, and adds a small smooth function of the image that has nothing to do with it."""
+    directions = torch.randn(CLASSES, x[0].numel(), generator=torch.Generator().manual_seed(9)) / 4
+    return z + torch.tanh(x.flatten(1) @ directions.T)
+
+
 AROUND: dict[str, Callable[[Around, Tensor], Tensor]] = {
     "other logits for requires_grad": lambda net, x: net.net(x).roll(1, 1) if x.requires_grad else net.net(x),
     "another image in grad mode": lambda net, x: net.net(F.avg_pool2d(x, 5, 1, 2) if torch.is_grad_enabled() else x),
     "honest in inference mode": lambda net, x: net.net(x) if torch.is_inference_mode_enabled() else net.net(x).round(),
     "NaN for requires_grad": lambda net, x: net.net(x) * (torch.nan if x.requires_grad else 1),
+    "a decoy beside steep steps": lambda net, x: decoy(10 * (30 * net.net(x)).softmax(1), x),
+    "a decoy beside rounded logits": lambda net, x: decoy(3 * torch.round(net.net(x) / 3).detach(), x / 2),
+    "a decoy beside the class": lambda net, x: decoy(10 * F.one_hot(net.net(x).argmax(1), CLASSES), x),
     "no gradient after 12 calls": by_count,
     "no gradient in batches of up to 128": lambda net, x: net.net(x) if len(x) > 128 else lost(net.net(x), x),
     "pixels less the mean of the batch": lambda net, x: net.net(x - 0.5 * x.mean(0)),
@@ -235,7 +244,7 @@ AROUND: dict[str, Callable[[Around, Tensor], Tensor]] = {
     "overwrites its input": overwriting,
     "opposite gradients off the grid": other_gradient_off_the_grid,
 }
-"""Faults of networks that behave differently when they are attacked."""
+"""Faults of networks that behave differently when they are attacked, or lead attacks astray."""
 
 
 @pytest.mark.parametrize("name", [*AROUND, "copies differ"])
@@ -247,7 +256,9 @@ def test_every_network_that_notices_an_attack_is_found(
     found = failed(examined(DualNet(around).eval(), digits[1]))
     assert found
     notices = {"no gradient after 12 calls", "no gradient in batches of up to 128", "opposite gradients off the grid"}
-    if name not in notices:  # their logits are right
+    if "decoy" in name:
+        assert "an invisible change hardly moves the logits" in found
+    elif name not in notices:  # their logits are right
         assert "the same input gives the same logits" in found
 
 
@@ -298,6 +309,17 @@ def every_second(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> 
     adversarial = HONEST(logits, x, y, generator)
     adversarial[::2] = x[::2]
     return adversarial
+
+
+class Tires:
+    """Attacks its first call, the first 128 images, and returns the others as they are."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
+        self.calls += 1
+        return HONEST(logits, x, y, generator) if self.calls == 1 else x
 
 
 def random_labels(logits: Logits, x: Tensor, y: Tensor, generator: Generator) -> Tensor:
@@ -363,7 +385,7 @@ def test_honest_evaluations_pass(
 ) -> None:
     checks = examined(request.getfixturevalue(kind), digits[1], deployment=deployment)
     assert all(check.passed for check in checks.values()), [c for c in checks.values() if not c.passed]
-    assert len(checks) == 13
+    assert len(checks) == 14
 
 
 def test_the_robust_network_is_robust(robust: DualNet, digits: tuple[Samples, Samples]) -> None:
@@ -399,6 +421,14 @@ def test_an_attack_through_another_branch_is_found(
     assert "a reference attack is not much stronger" in found
 
 
+def test_an_attack_that_stops_after_the_checked_images_is_found(
+    robust: DualNet, digits: tuple[Samples, Samples], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.IMAGES", 128)
+    found = failed(examined(robust, digits[1], Tires()))
+    assert found == {"a single step is not stronger, on all images"}
+
+
 def test_a_corruption_and_local_search_are_not_measured(of_robust: Tensors) -> None:
     for attack, reason in (
         (Oblivious(Corruption("gaussian-blur")), "a corruption is not an adversary, so this is not a robust accuracy"),
@@ -410,6 +440,7 @@ def test_a_corruption_and_local_search_are_not_measured(of_robust: Tensors) -> N
 
 MEASURED = {
     "clean": 180, "a": 80, "check bounds of a": 200, "check reference 25.5/255": 76, "check noise 25.5/255": 176,
+    "check single step 25.5/255": 90,
     "check search 25.5/255": 120, "check unbounded": 0, "check repeatable": 200, "check smooth": 200,
     "check gradient": 200, "check directional": 198, "check more steps of a": 76, "check larger ε of a": 40,
 }  # fmt: skip
@@ -443,6 +474,7 @@ def test_honest_measurements_pass() -> None:
         ({"check_reference_25.5/255": 58}, "a reference attack is not much stronger"),
         ({"check_search_25.5/255": 58}, "black-box search is not much stronger"),
         ({"check_noise_25.5/255": 58}, "random noise is not stronger"),
+        ({"check_single_step_25.5/255": 58}, "a single step is not stronger, on all images"),
         ({"check_bounds_of_a": 199}, "adversarial images stay in [0, 1] and in the ball"),
         ({"check_more_steps_of_a": 102}, "more steps do not raise robust accuracy"),
         ({"check_larger_ε_of_a": 102}, "a larger ε does not raise robust accuracy"),
@@ -470,8 +502,8 @@ def test_the_worst_of_all_branches_is_judged_by_the_worst_of_all_branches() -> N
 def test_too_few_images_and_a_missing_package_are_not_measured() -> None:
     few = judged(needed=256)["the comparisons use enough images"]
     assert (few.passed, few.allowed) == (None, "at least 256")
-    assert few.detail == "only 200 images: raise --samples or --subset"
-    assert judged()["the comparisons use enough images"].detail == "200 images, all available"
+    assert few.detail == "only 200 images: raise --samples or --subset, or test on more images"
+    assert judged()["the comparisons use enough images"].detail == "200 images"
     search = judged(without="check search 25.5/255")["black-box search is not much stronger"]
     assert search.passed is None
     assert "pip install" in search.detail

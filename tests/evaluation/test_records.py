@@ -117,3 +117,48 @@ def test_a_notebook_shows_a_record_as_tables() -> None:
     assert "<td>&lt;b&gt;loss&lt;/b&gt;</td>" in page
     users = "<tr><td>a</td><td>mnist</td><td>AT</td><td>noised</td><td>1</td><td>0.25</td></tr>"
     assert users in EvaluationRecord.from_json(EVALUATION)._repr_html_()
+
+
+@pytest.mark.parametrize("share", [float("nan"), float("inf"), 57, -1, 1.0000001, -0.0])
+@pytest.mark.parametrize("place", ["mean", "worst_domain", "domains", "users", "interval"])
+def test_an_accuracy_that_cannot_be_one_is_refused(place: str, share: float) -> None:
+    changed: dict[str, Any] = json.loads(json.dumps(EVALUATION))
+    table = changed[place]
+    row = {"domains": table.get("mnist"), "users": table.get("a")}.get(place, table)
+    row["ra"] = [share, 1.0] if place == "interval" else share
+    with pytest.raises(ValidationError, match="expected a share between 0 and 1"):
+        EvaluationRecord.from_json(changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"interval": {**EVALUATION["interval"], "ra": [0.9, 0.1]}},
+        {"samples": {**EVALUATION["samples"], "ra": -3}},
+        {"samples": {**EVALUATION["samples"], "ra": 10**400}},
+        {"round": -5},
+        {"eps": float("nan")},
+        {"attacks": {"pgd-7": {"eps": -1.0, "settings": ""}}},
+    ],
+)
+def test_an_evaluation_with_impossible_numbers_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        EvaluationRecord.from_json(EVALUATION | changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"round": -5},
+        {"round": 10**400},
+        {"seconds": -1e9},
+        {"seconds": float("inf")},
+        {"lr": float("nan")},
+        {"validation": {"score": 57}},
+        {"validation": {"ra_at": float("nan")}},
+        {"failures": [{"client": "d", "round": 10**400, "cause": "late"}]},
+    ],
+)
+def test_a_round_with_impossible_numbers_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        RoundRecord.from_json(ROUND | changed)

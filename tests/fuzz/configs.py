@@ -148,6 +148,11 @@ def run_options(draw: st.DrawFn) -> list[str]:
     return [option.replace("\0", "0") for option in options]
 
 
+def dotted(form: str, parts: int) -> bytes:
+    """TOML with a key of very many parts, for which a parser may need quadratic time."""
+    return form.format(".".join(["a"] * parts)).encode()
+
+
 SUBJECTS = [
     Subject("settings as values", settings(), try_values, weight=20),
     Subject(
@@ -156,6 +161,7 @@ SUBJECTS = [
             st.sampled_from(EXAMPLES).flatmap(mutated),
             st.binary(max_size=60),
             texts.map(lambda t: t.encode("utf-8", errors="surrogatepass")),
+            st.builds(dotted, st.sampled_from(["{} = 1", "[{}]", "x = {{{} = 1}}"]), st.sampled_from([33, 20_000])),
         ),
         try_toml,
         weight=20,

@@ -206,3 +206,53 @@ def test_the_commands(trained: Path, tmp_path: Path) -> None:
     (answer,) = json.loads(predicted.output)
     assert answer["label"] in "0123456789"
     assert 0.1 <= answer["probability"] <= 1
+
+
+def _changed_card(path: Path, other: Path, **changed: object) -> Path:
+    """The model file with other values in its card."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        card = json.loads(file.metadata()[model_file.KEY])
+        values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+    safetensors.torch.save_file(values, other, {model_file.KEY: json.dumps(card | changed)})
+    return other
+
+
+@pytest.mark.parametrize("changed", [{"sa": 57.0}, {"ra": -1.0}, {"round": -9}, {"classes": ["a" * 1001] * 10}])
+def test_impossible_descriptions_are_refused(
+    files: dict[str, Exported], tmp_path: Path, changed: dict[str, object]
+) -> None:
+    model_file.read(_changed_card(files[".safetensors"].path, tmp_path / "same.safetensors"))
+    with pytest.raises(ModelFileError, match="without a valid description"):
+        model_file.read(_changed_card(files[".safetensors"].path, tmp_path / "other.safetensors", **changed))
+
+
+def test_a_model_without_finite_outputs_makes_no_prediction(files: dict[str, Exported], tmp_path: Path) -> None:
+    weights = safetensors.torch.load_file(files[".safetensors"].path)
+    with safetensors.safe_open(files[".safetensors"].path, framework="pt") as file:
+        facts = file.metadata()
+    path, image = tmp_path / "nan.safetensors", tmp_path / "image.png"
+    safetensors.torch.save_file({name: value * torch.nan for name, value in weights.items()}, path, facts)
+    Image.new("RGB", (28, 28)).save(image)
+    with pytest.raises(ModelFileError, match="NaN; expected a finite number for each class"):
+        model_file.predict(model_file.read(path), [image])
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside the model", "in the working directory"])
+def test_an_onnx_model_opens_no_other_file(
+    files: dict[str, Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    graph = onnx.load(str(files[".onnx"].path))
+    weights = graph.graph.initializer[0]
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "w.bin" if beside else tmp_path / "w.bin").write_bytes(weights.raw_data)
+    size = len(weights.raw_data)
+    weights.ClearField("raw_data")
+    weights.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", "w.bin"), ("offset", "0"), ("length", str(size))):
+        weights.external_data.add(key=key, value=value)
+    path = tmp_path / "models" / "m.onnx"
+    path.write_bytes(graph.SerializeToString())
+    with pytest.raises(ModelFileError, match="onnxruntime cannot read"):
+        model_file.read(path)

@@ -412,7 +412,23 @@ def test_the_description_of_the_federation(directory: RunDirectory) -> None:
     assert directory.description() == (members, ("0", "1"), (3, 28, 28))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"members": [{}]}', '{"members": 3, "image_shape": [1]}'])
+def _federation(samples: int) -> str:
+    member = {"id": "a", "domain": "d", "role": "AT", "samples": samples}
+    return json.dumps({"members": [member], "classes": ["0", "1"], "image_shape": [3, 8, 8]})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"members": [{}]}',
+        '{"members": 3, "image_shape": [1]}',
+        _federation(-1),
+        _federation(10**4000),
+    ],
+)
 def test_a_damaged_description_is_refused(directory: RunDirectory, content: str) -> None:
     (directory.path / "federation.json").write_text(content)
     with pytest.raises(StorageError, match=r"federation\.json.*--resume"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -90,6 +91,9 @@ _HOW_TO_CONTINUE = {
 
 def main() -> None:
     """Entry point: an error that a user can fix is one message on stderr, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # not every terminal can print ε
     sys.path.insert(0, str(Path.cwd()))  # so that package.module:object finds files in the current folder
     typer.core.HAS_RICH = False  # typer escapes brackets for rich even if it prints plain help: \[default: 9092]
     try:
@@ -97,6 +101,8 @@ def main() -> None:
     except FedRBNError as error:
         _end(str(error))
     except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is None:  # standard output is a file on a full disk
+            _end("got no space for the output; expected a disk with free space. Free some, and repeat the command.")
         if error.errno != errno.ENAMETOOLONG:
             raise
         _end(  # any command may get such a name, and fails where it first uses it

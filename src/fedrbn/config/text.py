@@ -12,10 +12,15 @@ from fedrbn.errors import ConfigError
 
 _MOST_SHOWN = 200
 """Maximum number of characters of a wrong value in a message."""
+_MOST_PARTS = 32
+"""Maximum number of dots in a TOML key; ours have three."""
+_STRING = re.compile(r"\"[^\"]*\"|'[^']*'")
+_BETWEEN_KEYS = re.compile(r"[=,{}\[\]]")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The tables of a TOML text."""
+    _ensure_flat(text)
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib raises these for some numbers and for deep nesting
@@ -23,6 +28,19 @@ def parse_toml(text: str) -> dict[str, Any]:
             f"got text that is not TOML ({error}); expected sections such as [data] with key = value lines. "
             "Strings need quotes."
         ) from None
+
+
+def _ensure_flat(text: str) -> None:
+    """Refuse keys of very many parts: tomllib needs quadratic time for them, a minute for 40 kB."""
+    for line in text.splitlines():
+        if line.count(".") <= _MOST_PARTS:
+            continue
+        outside = _STRING.sub("", line).partition("#")[0]
+        if any(part.count(".") > _MOST_PARTS for part in _BETWEEN_KEYS.split(outside)):
+            raise ConfigError(
+                f"got a TOML key of more than {_MOST_PARTS} parts; expected a section and a setting, such as train.lr. "
+                "Remove it."
+            )
 
 
 def toml_value(text: str) -> Any:

@@ -18,7 +18,7 @@ from fedrbn.attacks.protocols import margin
 from fedrbn.data.samples import Samples
 from fedrbn.evaluation.accuracy import Deployment, deployment_name, logits_of, surface_of
 from fedrbn.federated.protocol import Network
-from fedrbn.types import Tensors
+from fedrbn.types import Branch, Tensors
 
 INVISIBLE = 1e-5
 """A change of every pixel by this is 3,000 times smaller than ε = 8/255, and 400 times smaller than a grey level."""
@@ -26,6 +26,10 @@ INVISIBLE = 1e-5
 ABRUPT = 0.05
 """Logits that move by this fraction of their range under an invisible change are not a smooth function of the image. An
 honest network that an ε of 8/255 just fools moves its logits by about 1/3,000 of their range."""
+
+HALVINGS = 10
+"""How often the way between two images is halved to find where the class changes. What remains is 1/1024 of the way, at
+most a quarter of a grey level per pixel. An honest network moves its logits there by about 1/1000 of their range."""
 
 STEP = 1e-3
 """Half the distance of the finite difference of the loss: far above float32 rounding, far below ε."""
@@ -42,7 +46,8 @@ class Diagnosis:
 
     repeatable    the same image gives the same logits: exactly the second time, and nearly after other images, in
                   another batch, with gradients, in inference mode, and in the copy that attacks differentiate
-    smooth        an invisible change of the image hardly moves the logits
+    smooth        an invisible change hardly moves the logits: of the image, and where the class changes on the way to
+                  an image of another class
     gradient      the cross-entropy has a gradient at the image
     directional   along a random direction the margin changes as its gradient predicts
     """
@@ -70,7 +75,7 @@ class Diagnosis:
             "repeatable": _repeatable(logits, x)
             & _memoryless(net, self.deployment, x, signs)
             & _same(_views(net, self.deployment, x)),
-            "smooth": _smooth(logits, x, signs),
+            "smooth": _smooth(logits, x, signs) & _gradual_in_every_branch(net, self.deployment, x),
             "gradient": _has_gradient(logits, x, y),
             "directional": _directional(logits, x, y, signs),
         }
@@ -124,6 +129,41 @@ def _divided(x: Tensor) -> Sequence[Tensor]:
 def _smooth(logits: Logits, x: Tensor, signs: Tensor) -> Tensor:
     before, after = logits(x), logits(_inner(x, INVISIBLE) + INVISIBLE * signs)
     return (after - before).abs().amax(1) <= ABRUPT * (before.amax(1) - before.amin(1))
+
+
+def _gradual_in_every_branch(net: Network, deployment: Deployment, x: Tensor) -> Tensor:
+    """A rule that picks the branch for each input may jump from one to the other; each branch must be gradual."""
+    branches = (deployment,) if isinstance(deployment, Branch) else tuple(Branch)
+    return torch.stack([_gradual(logits_of(net, branch), x) for branch in branches]).all(0)
+
+
+@torch.no_grad()
+def _gradual(logits: Logits, x: Tensor) -> Tensor:
+    """Whether the class changes gradually on the way to the next image of another class.
+
+    A network can hide its decision in steep steps and add a small smooth function. Its gradient leads attacks nowhere,
+    and at the images themselves the network looks honest. It cannot hide the steps themselves.
+    """
+    before = logits(x)
+    classes = before.argmax(1)
+    near, far = x.clone(), x[_next_of_another(classes)]
+    first, last = before, logits(far)
+    for _ in range(HALVINGS):
+        middle = (near + far) / 2
+        found = logits(middle)
+        same = found.argmax(1) == classes
+        wide = same[:, None, None, None]
+        near, far = torch.where(wide, middle, near), torch.where(wide, far, middle)
+        first, last = torch.where(same[:, None], found, first), torch.where(same[:, None], last, found)
+    return _same([before, before + last - first])
+
+
+def _next_of_another(classes: Tensor) -> Tensor:
+    """For each image, the next one with another class, from the first on after the last; itself if there is none."""
+    count = len(classes)
+    index = torch.arange(count, device=classes.device)
+    later = (index[:, None] + index[None, :]) % max(1, count)
+    return later.gather(1, (classes[later] != classes[:, None]).int().argmax(1, keepdim=True))[:, 0]
 
 
 def _has_gradient(logits: Logits, x: Tensor, y: Tensor) -> Tensor:

@@ -186,11 +186,10 @@ def _checks(
     measured, _ = collect_answers(prepared, state, "test", questions, execute, settings.samples)
     first = {answer.client: answer.correct for answer in printed}
     answers = [replace(answer, correct=first[answer.client] | answer.correct) for answer in measured]
-    limited = settings.samples is not None and settings.samples in available.values()
-    needed = checklist.IMAGES if limited else min(checklist.IMAGES, sum(available.values()))
     main = next(iter(attacks))
     columns_of = {"ra" if label == main else f"ra[{label}]": (label, attack) for label, attack in attacks.items()}
-    checks = checklist.judge(Evidence(answers, deployed), columns_of, eps, len(prepared.outline.classes), needed)
+    classes = len(prepared.outline.classes)
+    checks = checklist.judge(Evidence(answers, deployed), columns_of, eps, classes, checklist.IMAGES)
     return checks + _branches_not_judged(prepared, attacks[main], deployed)
 
 

@@ -11,11 +11,22 @@ strictly.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, Strict, WrapValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    Strict,
+    WrapValidator,
+    model_validator,
+)
 
 from fedrbn.evaluation import notebook
 
@@ -27,6 +38,35 @@ def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
 
 
 JsonNumber: TypeAlias = Annotated[float, WrapValidator(_as_written), SerializeAsAny()]
+
+
+def _share(value: float) -> float:
+    if not 0 <= value <= 1 or math.copysign(1, value) < 0:
+        raise ValueError(f"got {value}; expected a share between 0 and 1")
+    return value
+
+
+def _length(value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"got {value}; expected a finite number of at least 0")
+    return value
+
+
+def _ordered(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] > bounds[1]:
+        raise ValueError(f"got an interval from {bounds[0]} to {bounds[1]}; expected the lower bound first")
+    return bounds
+
+
+Share: TypeAlias = Annotated[JsonNumber, AfterValidator(_share)]
+"""An accuracy: NaN or 57 in a record would be printed as if it had been measured."""
+Length: TypeAlias = Annotated[JsonNumber, AfterValidator(_length)]
+"""A number of seconds, a learning rate or an ε."""
+Interval: TypeAlias = Annotated[tuple[Share, Share], Strict(False), AfterValidator(_ordered)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=2**53)]
+"""A number of rounds or samples; larger ones cannot be drawn."""
+_COLUMN = re.compile(r"[sr]a([ @\[].*)?", re.DOTALL)
+"""The names of accuracies, see `fedrbn.evaluation.summary`."""
 
 
 class Line(BaseModel):
@@ -53,7 +93,7 @@ class FailureRecord(Line):
     """A client that did not finish a round, and why; rounds count from 1."""
 
     client: str
-    round: int
+    round: Count
     cause: str
 
 
@@ -63,7 +103,7 @@ Failures: TypeAlias = Annotated[tuple[FailureRecord, ...], Strict(False)]
 class StopRecord(Line):
     """A round that too few clients finished."""
 
-    round: int
+    round: Count
     failures: Failures = ()
 
 
@@ -75,7 +115,7 @@ class Origin(Line):
     data: str = ""
     attack: str = ""
     """The label of the main attack, the one of `ra`."""
-    eps: JsonNumber | None = None
+    eps: Length | None = None
     """ε of the attack in the config, in pixels."""
     threat: str = ""
     predict: str = ""
@@ -87,9 +127,9 @@ class Origin(Line):
 class RoundRecord(Origin):
     """A finished round."""
 
-    round: int
+    round: Count
     """Rounds count from 1."""
-    lr: JsonNumber | None = None
+    lr: Length | None = None
     clients: dict[str, dict[str, JsonNumber]]
     """The measurements of each client whose update was used: loss, seconds …"""
     failures: Failures = ()
@@ -97,9 +137,9 @@ class RoundRecord(Origin):
     """A warning that training diverges, and where."""
     duties: dict[str, dict[str, JsonNumber | None]] | None = None
     """The duty of each client, if duties can change from round to round."""
-    validation: dict[str, JsonNumber | None] | None = None
+    validation: dict[str, Share | None] | None = None
     """See `validated`; None if this round was not validated."""
-    seconds: JsonNumber = 0.0
+    seconds: Length = 0.0
 
     @property
     def losses(self) -> dict[str, float]:
@@ -140,7 +180,7 @@ class RoundRecord(Origin):
 class AttackRecord(Line):
     """An attack of an evaluation."""
 
-    eps: JsonNumber | None
+    eps: Length | None
     settings: str
     in_config: bool = False
     """Whether it is the attack of the run's config."""
@@ -155,6 +195,13 @@ class UserRecord(Line):
     role: Literal["AT", "ST"]
     predicts: str
     """The branch that predicts, or the name of another deployment."""
+
+    @model_validator(mode="after")
+    def _shares(self) -> Self:
+        for name, value in self.__pydantic_extra__.items():
+            if _COLUMN.fullmatch(name) and not isinstance(value, str):
+                _share(value)
+        return self
 
     def accuracy(self, column: str) -> float | None:
         """A column's value, if there is one."""
@@ -219,17 +266,17 @@ class EvaluationRecord(Origin):
     attacks: dict[str, AttackRecord]
     deployment: str
     part: str
-    round: int
+    round: Count
     labels: dict[str, str]
     """The names of the domains in tables."""
     samples_digest: str
     users: dict[str, UserRecord]
-    domains: dict[str, dict[str, JsonNumber]]
-    mean: dict[str, JsonNumber]
-    interval: dict[str, Annotated[tuple[JsonNumber, JsonNumber], Strict(False)]]
+    domains: dict[str, dict[str, Share]]
+    mean: dict[str, Share]
+    interval: dict[str, Interval]
     """The 95 % interval of the mean."""
-    samples: dict[str, int]
-    worst_domain: dict[str, JsonNumber]
+    samples: dict[str, Count]
+    worst_domain: dict[str, Share]
     unanswered: dict[str, str] = {}
     """Clients that could not be evaluated, and why."""
     checks: Annotated[tuple[CheckRecord, ...], Strict(False)] | None = None

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedrbn import nets
 from fedrbn.attacks import Logits
 from fedrbn.data.sets.folder import decode
 from fedrbn.errors import ModelFileError
+from fedrbn.files import read_named
 from fedrbn.nets.fold import fold
 from fedrbn.nets.state import load, tensors
 
@@ -36,6 +38,8 @@ _MOST_PIXELS = 2**22
 """Most values per image that a model file may declare: reading it runs the network on an image of that size."""
 _MOST_CLASSES = 2**16
 _SPARE_BYTES = 2**20
+_MOST_ONNX = 2**31
+"""In bytes; larger ONNX models keep their weights in other files, which are never opened."""
 
 
 class Card(BaseModel):
@@ -46,7 +50,7 @@ class Card(BaseModel):
     format: Literal["fedrbn-model/1"] = "fedrbn-model/1"
     network: str
     width: float = Field(gt=0, le=4)
-    classes: tuple[str, ...] = Field(min_length=1, max_length=_MOST_CLASSES)
+    classes: tuple[Annotated[str, Field(max_length=1000)], ...] = Field(min_length=1, max_length=_MOST_CLASSES)
     image_shape: tuple[_Side, _Side, _Side]
     preprocessing: str = "pixels in [0, 1]; normalisation is inside the network"
     client: str
@@ -59,12 +63,12 @@ class Card(BaseModel):
     data: str
     run: str
     """The key of the experiment."""
-    round: int
+    round: int = Field(ge=0)
     attack: dict[str, Any]
     """The attack that `ra` was measured with, ε in pixels."""
-    sa: float | None = None
+    sa: float | None = Field(default=None, ge=0, le=1)
     """Accuracy on the client's clean test images, before export; None if not measured."""
-    ra: float | None = None
+    ra: float | None = Field(default=None, ge=0, le=1)
     versions: dict[str, str]
 
     @field_validator("image_shape")
@@ -124,6 +128,11 @@ def predict(model: ModelFile, images: Sequence[Path | str]) -> list[Prediction]:
         raise ModelFileError(
             f"got outputs of shape {tuple(probabilities.shape)} from the model; expected {len(names)} numbers for each "
             f"of {len(images)} images, as its description says. Export it again."
+        )
+    if not bool(probabilities.isfinite().all()):
+        raise ModelFileError(
+            "got outputs from the model that are NaN; expected a finite number for each class. Its weights are "
+            "damaged: export it again."
         )
     found = []
     for image, row in zip(images, probabilities, strict=True):
@@ -210,7 +219,10 @@ def _read_onnx(path: Path) -> ModelFile:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # the error below reports problems; no log on the terminal
     try:
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        content = read_named(path, _MOST_ONNX)
+        with TemporaryDirectory() as empty:  # the only folder in which the model may name files with weights
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
+            session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         described = session.get_modelmeta().custom_metadata_map.get(KEY)
     except Exception as error:  # onnxruntime has a dozen error classes without a common base
         raise ModelFileError(f"got {path}, which onnxruntime cannot read ({error}); expected an ONNX model.") from None

@@ -34,8 +34,9 @@ from torch import Tensor
 
 from fedrbn import config
 from fedrbn.config import Experiment
+from fedrbn.config.text import shortened
 from fedrbn.errors import ConfigError, StorageError
-from fedrbn.federated.protocol import ServerState
+from fedrbn.federated.protocol import MOST_SAMPLES, ServerState
 from fedrbn.federated.training.memory import remembered
 from fedrbn.files import MOST_SETTINGS, Folder, cannot_write
 from fedrbn.runs.checkpoint import Best, Checkpoint, current, encode, previous
@@ -257,6 +258,8 @@ class RunDirectory:
             members = tuple(
                 Member(str(m["id"]), str(m["domain"]), _duty(m), int(m["samples"])) for m in content["members"]
             )
+            if not all(0 <= member.samples <= MOST_SAMPLES for member in members):
+                raise ValueError(f"a client with {shortened(max(m.samples for m in members))} samples")
             channels, height, width = (int(side) for side in content["image_shape"])
             if not all(1 <= side <= _MOST_SIDE for side in (channels, height, width)):
                 raise ValueError(f"image_shape {content['image_shape']}")
