@@ -137,7 +137,7 @@ def _run_views(
             label = f"{group.label}, seed {run.experiment.run.seed}"
             missing = checks and not run.checks
             if missing:
-                announce(f"{label}: running the check-list, which may take minutes (fedrbn report --no-checks leaves it out)")
+                announce(f"{label}: running the check-list, which may take minutes (--no-checks leaves it out)")
             extras = _extras(run, no_images, missing)
             views.append(one_run.view(run, label, f"run-{len(views) + 1}", extras))
     return views
