@@ -27,7 +27,7 @@ from fedrbn.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from fedrbn.config.section import Section
+from fedrbn.config.section import Section, is_pixels
 from fedrbn.config.text import parse_toml, require_known, toml_value
 from fedrbn.config.wording import choices, explained
 from fedrbn.errors import ConfigError
@@ -193,10 +193,15 @@ def reference() -> list[tuple[str, str, str, str]]:
     defaults = Experiment().model_dump(mode="json")
     for section, field in Experiment.model_fields.items():
         for key, setting in field.annotation.model_fields.items():  # type: ignore[union-attr]
-            value = defaults[section][key]
-            shown = "not set" if value is None else json.dumps(value)
-            rows.append((section, key, shown, _described(setting)))
+            rows.append((section, key, _shown(defaults[section][key], setting), _described(setting)))
     return rows
+
+
+def _shown(default: object, setting: FieldInfo) -> str:
+    """A default as in a TOML file; distances of pixels as the fraction that papers write."""
+    if default is None:
+        return "not set"
+    return f'"{default * 255:g}/255"' if isinstance(default, float) and is_pixels(setting) else json.dumps(default)
 
 
 def _described(setting: FieldInfo) -> str:

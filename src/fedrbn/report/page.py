@@ -124,9 +124,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _run_views(
-    groups: Sequence[comparison.SeedGroup], images: bool, checks: bool, announce: Announce
-) -> list[RunView]:
+def _run_views(groups: Sequence[comparison.SeedGroup], images: bool, checks: bool, announce: Announce) -> list[RunView]:
     many = sum(len(group.runs) for group in groups) > MOST_SHEETS
     no_images = "Images were not requested." if not images else ""
     if images and many:
