@@ -60,7 +60,7 @@ class Experiment(Section):
         return {section: values for section, values in content.items() if values}
 
     def differences(self, other: Experiment) -> list[tuple[str, Any, Any]]:
-        """Deciding settings that differ from the other's, as (section.key, own value, other value); None means not set."""
+        """Deciding settings that differ from the other's: (section.key, own value, other value), None if not set."""
         ours, theirs = self.deciding(), other.deciding()
         names = [
             (section, key)
