@@ -23,6 +23,17 @@ TINY: dict[str, dict[str, Any]] = {
 """Ten users with 15 training images each: a round is one step per user."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that hangs fails and says where, instead of ending the whole run.
+
+    This is not in pyproject.toml, where it would also apply to the tests that users write in this folder, whose pytest
+    need not have the plugin for it.
+    """
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture
 def bfloat16() -> None:
     """For a test that computes in bfloat16: where that does not work, PyTorch's later products may fail as well."""

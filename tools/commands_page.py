@@ -46,7 +46,7 @@ def _row(parameter: Any) -> str:
     shown = "required" if parameter.required else "" if default in (None, "", False) else f"`{default}`"
     meaning = " ".join((getattr(parameter, "help", "") or "").split()).replace("|", "\\|")
     choices = getattr(parameter.type, "choices", None)
-    if choices:
+    if any(str(choice) not in meaning for choice in choices or ()):
         meaning = f"{meaning} One of {', '.join(str(choice) for choice in choices)}."
     return f"| `{names}` | {shown} | {meaning} |"
 

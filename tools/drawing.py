@@ -51,7 +51,7 @@ def draw() -> None:
     """The server above an AT and an ST client, and the three things that they exchange."""
     mpl.rcParams |= {"font.family": "DejaVu Sans", "svg.hashsalt": "fedrbn", "svg.fonttype": "none"}
     figure, ax = plt.subplots(figsize=(9.4, 5.6))
-    ax.set(xlim=(0, 10.4), ylim=(-0.75, 5.5))
+    ax.set(xlim=(0, 10.4), ylim=(-0.85, 5.5))
     ax.axis("off")
     client(ax, 0.3, "AT client (few)", "trains on clean and attacked images", estimated=False)
     client(ax, 6.5, "ST client (most)", "trains on clean images only", estimated=True)
@@ -61,10 +61,10 @@ def draw() -> None:
     arrow(ax, (3.65, 1.1), (6.75, 1.1), NOISED, 0.0, "-|>")
     ax.text(5.2, 1.32, "1  propagation", ha="center", color=NOISED, fontsize=10, weight="bold")
     ax.text(5.2, 0.62, "weighted by how\nsimilar the clients'\nBN_c are", ha="center", va="center", fontsize=9)
-    ax.text(8.3, 0.1, "2  calibration: clean images through BN_c and the frozen BN_a,", ha="center", fontsize=9)
-    ax.text(8.3, -0.2, "so the shared weights learn to work with both", ha="center", fontsize=9)
+    ax.text(8.3, -0.02, "2  calibration: clean images through BN_c and the frozen BN_a,", ha="center", fontsize=9)
+    ax.text(8.3, -0.31, "so the shared weights learn to work with both", ha="center", fontsize=9)
     ax.text(2.1, 0.1, "about 8 times the cost of standard training", ha="center", fontsize=9)
-    ax.text(5.2, -0.62, "3  every client predicts through its BN_a, also those that never made an attacked image",
+    ax.text(5.2, -0.72, "3  every client predicts through its BN_a, even if it never made an attacked image",
             ha="center", fontsize=10)  # fmt: skip
     OUT.mkdir(parents=True, exist_ok=True)
     figure.savefig(OUT / "idea.svg", bbox_inches="tight", metadata={"Date": None})

@@ -125,6 +125,20 @@ def test_the_tests_that_new_writes_pass(tmp_path: Path) -> None:
     assert "9 passed" in done.stdout
 
 
+def test_a_plain_pytest_accepts_the_settings_of_this_folder(here: Path) -> None:
+    """README's reader runs `fedrbn new` in the project's folder and installs pytest alone, without our plugins."""
+    (here / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    (here / "test_mine.py").write_text("def test_nothing(): pass\n", encoding="utf-8")
+    plain = [option for name in ("timeout", "xdist", "cov", "hypothesispytest") for option in ("-p", f"no:{name}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *plain, "-p", "no:cacheprovider", "-q", "test_mine.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 def failing(*_: object) -> None:
     """Fails."""
     raise KeyError("no such layer")

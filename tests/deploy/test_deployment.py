@@ -50,6 +50,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "run": {"workers": 1},
 }
 PATIENCE = 1200.0
+APP = Path(__file__).parents[2] / "flower"
 
 
 def own_address() -> str | None:
@@ -130,6 +131,17 @@ def test_a_deployment_gives_the_weights_of_an_embedded_run(deployed: RunningFlee
     record = RunDirectory.open(there).records("evaluations.jsonl")[0]
     assert record["mean"].keys() == here["mean"].keys()
     assert record["samples_digest"] == here["samples_digest"]
+
+
+def test_the_app_that_a_simulation_runs_is_deployed_without_a_change(deployed: RunningFleet) -> None:
+    """The folder flower/ instead of the app in the site, with the command of its README."""
+    one_round = tomli_w.dumps({**SMALL, "train": {"rounds": 1}})
+    (deployed.site.server / "app-experiment.toml").write_text(one_round, encoding="utf-8")
+    settings = "flower.config='app-experiment.toml' flower.nodes=4 run.out='app-run'"
+    run = deployed._json("flwr.sh", "run", str(APP), "site", "--run-config", settings)["run-id"]
+    assert deployed.wait(str(run), PATIENCE) == "finished:completed"
+    (trained,) = events(deployed.site.server / "app-run" / "events.jsonl", "train")
+    assert len(trained["clients"]) == 4
 
 
 def guest(deployed: RunningFleet, folder: Path) -> Site:

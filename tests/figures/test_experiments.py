@@ -218,6 +218,9 @@ def test_every_figure_is_listed() -> None:
     for name, entry in catalogue.FIGURES.items():
         assert f" {name} " in done.stdout
         assert entry.experiment in declarations.names()
+        assert "fig:" not in entry.place, "a label of the paper's source, which readers do not have"
+        if entry.needs.startswith("reproduce "):
+            assert entry.place == declarations.read(entry.experiment).place
 
 
 def test_unknown_figures_are_refused_with_the_nearest() -> None:

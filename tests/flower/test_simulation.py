@@ -39,7 +39,6 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
         "FEDRBN_STATE": str(home / "state"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
     }

@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedrbn.cli import app
-from fedrbn.errors import ConfigError
 from fedrbn.reproduce import declarations, experiment_cells, table, table_text
 from fedrbn.reproduce.by_name import reproduce_experiment
 from fedrbn.reproduce.differences import Difference
@@ -100,9 +99,16 @@ def test_a_table_grows_over_two_stores(tmp_path: Path) -> None:
     assert set(reproduced("FATAvg/MNIST")) == {"FATAvg/RA", "FATAvg/SA"}, "without --keep"
 
 
-def test_without_an_earlier_table_there_is_nothing_to_keep(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no .*table\.json; expected an earlier table\. Leave --keep out"):
-        reproduce_experiment("single-domain", scale="smoke", out=tmp_path, store=tmp_path, keep=True)
+def test_without_an_earlier_table_keep_writes_the_first_one(tmp_path: Path) -> None:
+    """A script can pass --keep every time. The first table is the one that is written without it."""
+
+    def written(place: str, *, keep: bool) -> str:
+        chosen: dict[str, Any] = {"scale": "smoke", "only": "FATBN/USPS", "run": False, "keep": keep}
+        made = reproduce_experiment("single-domain", **chosen, out=tmp_path / place, store=tmp_path)
+        assert {(number.row, number.column) for number in made.table.numbers} == {("FATBN", "USPS")}
+        return (made.folder / "table.json").read_text()
+
+    assert written("first", keep=True) == written("plain", keep=False)
 
 
 def test_an_empty_store_keeps_the_committed_table(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ def reproduce(
         bool,
         typer.Option(
             "--keep",
-            help="Keep the numbers of the earlier table whose runs are not in the store; --only then limits what is "
-            "run, not what is shown.",
+            help="Keep the numbers of the earlier table, if there is one, whose runs are not in the store; --only then "
+            "limits what is run, not what is shown.",
         ),
     ] = False,
     list_: Annotated[

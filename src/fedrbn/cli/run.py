@@ -47,7 +47,9 @@ Settings = Annotated[
 
 Track = Annotated[
     Literal["tensorboard"] | None,
-    typer.Option("--track", help="Also log every round for TensorBoard, in the folder tensorboard of the run."),
+    typer.Option(
+        "--track", help="tensorboard: also log every round for TensorBoard, in the folder tensorboard of the run."
+    ),
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of a table.")]

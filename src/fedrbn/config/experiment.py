@@ -27,7 +27,7 @@ from fedrbn.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from fedrbn.config.section import Section
+from fedrbn.config.section import Section, is_pixels
 from fedrbn.config.text import parse_toml, require_known, toml_value
 from fedrbn.config.wording import choices, explained
 from fedrbn.errors import ConfigError
@@ -35,7 +35,7 @@ from fedrbn.files import MOST_NAMED, read_named
 
 
 class Experiment(Section):
-    """Everything that decides a run."""
+    """All settings of a run, resolved and validated; `make` creates it."""
 
     data: DataConfig = DataConfig()
     federation: FederationConfig = FederationConfig()
@@ -60,7 +60,7 @@ class Experiment(Section):
         return {section: values for section, values in content.items() if values}
 
     def differences(self, other: Experiment) -> list[tuple[str, Any, Any]]:
-        """The settings that decide the results and differ: (section.key, here, there), None where one is not set."""
+        """Deciding settings that differ from the other's: (section.key, own value, other value), None if not set."""
         ours, theirs = self.deciding(), other.deciding()
         names = [
             (section, key)
@@ -96,7 +96,7 @@ DATA_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 
 def make(values: Mapping[str, Any]) -> Experiment:
-    """An experiment from nested settings; missing ones come from its data set's defaults, then from the paper."""
+    """An experiment from nested settings. A setting that is missing gets the data set's default, else the paper's."""
     values = _with_duties(values)
     defaults = _data_defaults(_given_name(values, "data", DataConfig().name))
     network = defaults.get("model", {}).get("name", "")
@@ -145,7 +145,7 @@ def from_values(values: Mapping[str, Any]) -> Experiment:
 
 
 def read(path: Path | str) -> dict[str, Any]:
-    """The settings of a TOML file, or of a shipped file by name; not validated yet, for `make`."""
+    """Read the settings of a TOML file, or of a shipped file by its name. `make` and `compare` validate them."""
     path = SHIPPED[str(path)] if str(path) in SHIPPED and not Path(path).exists() else Path(path)
     try:
         return parse_toml(read_named(path, MOST_NAMED).decode("utf-8"))
@@ -193,10 +193,15 @@ def reference() -> list[tuple[str, str, str, str]]:
     defaults = Experiment().model_dump(mode="json")
     for section, field in Experiment.model_fields.items():
         for key, setting in field.annotation.model_fields.items():  # type: ignore[union-attr]
-            value = defaults[section][key]
-            shown = "not set" if value is None else json.dumps(value)
-            rows.append((section, key, shown, _described(setting)))
+            rows.append((section, key, _shown(defaults[section][key], setting), _described(setting)))
     return rows
+
+
+def _shown(default: object, setting: FieldInfo) -> str:
+    """A default as in a TOML file; distances of pixels as the fraction that papers write."""
+    if default is None:
+        return "not set"
+    return f'"{default * 255:g}/255"' if isinstance(default, float) and is_pixels(setting) else json.dumps(default)
 
 
 def _described(setting: FieldInfo) -> str:

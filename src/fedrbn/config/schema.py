@@ -86,7 +86,7 @@ class AttackConfig(Section):
 
 
 class MethodConfig(Section):
-    """The federated method and its options; None means the method's own default."""
+    """The federated method and its options; those that are not set have the method's own default."""
 
     name: str = Field("fedrbn", description=f"{alternatives(METHODS)}.")
     lam: float | None = Field(default=None, ge=0, le=1)
@@ -100,7 +100,7 @@ class MethodConfig(Section):
     donor_mean: Literal["mean", "median", "trimmed"] | None = None
     """How donors' statistics combine: the mean of Eq. 3, the weighted median, or a mean trimmed by 1/4 at each end."""
     donor_range: float | None = Field(default=None, ge=1)
-    """Reject donors whose statistics deviate more than this many times the median deviation; None accepts all."""
+    """Reject donors whose statistics deviate more than this many times the median deviation; if not set, none."""
     affine: Literal["shared", "separate"] | None = None
     """One trainable pair w, b for both branches, or one pair for each."""
     local: Literal["nothing", "bn-stats", "bn", "everything"] | None = None
@@ -125,10 +125,11 @@ class MethodConfig(Section):
     at_share: Share | None = None
     """Fractional AT: the probability that a batch of an AT user is adversarial; the others are standard training."""
     logits: Literal["plain", "calibrated"] | None = None
-    """calibrated adds the log of the client's smoothed class prior to the logits in training, of the loss and of the
-    attack on it (CalFAT). CalFAT's release attacks the KL divergence of calibrated logits, as method.at_loss = "trades"
-    does here (and, unlike TRADES, minimises the calibrated cross-entropy alone); with "ce" it is the cross-entropy. It
-    adds 0.1 · log of the class counts and multiplies the sum by 10; ours adds log π, as in its paper."""
+    """calibrated: training adds log π to the logits, for the loss and for the attack on it; π is the client's smoothed
+    class prior (CalFAT). CalFAT's release differs in two ways. Its attack maximises the KL divergence of calibrated
+    logits: for this attack, set method.at_loss = "trades", whose loss, however, is not CalFAT's calibrated
+    cross-entropy. And it adds 0.1 · log of the class counts and multiplies the sum by 10; ours adds log π, as in its
+    paper."""
     inner_lr: float | None = Field(default=None, gt=0)
     """fatmeta: learning rate of the adaptation step, in training and before evaluation."""
     meta_lr: float | None = Field(default=None, gt=0)
@@ -213,4 +214,4 @@ class RunConfig(Section):
     else float32; records say which, and a run that is continued keeps it. None is float32. Evaluation is in float32
     always."""
     out: str | None = None
-    """The run directory; None creates one under `runs/`."""
+    """The run directory; if not set, a new one under `runs/`."""

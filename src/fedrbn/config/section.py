@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from fedrbn.config.text import length_hint
 
@@ -34,6 +35,11 @@ def _within_pixels(value: float) -> float:
 
 Pixels = Annotated[float, BeforeValidator(_as_fraction), Field(ge=0), AfterValidator(_within_pixels)]
 """A distance in pixel space, where images are in [0, 1]; the text "8/255" is accepted too."""
+
+
+def is_pixels(setting: FieldInfo) -> bool:
+    """Whether a setting is a distance in pixel space."""
+    return any(isinstance(rule, AfterValidator) and rule.func is _within_pixels for rule in setting.metadata)
 
 
 class Section(BaseModel):

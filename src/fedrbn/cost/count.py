@@ -58,7 +58,11 @@ class Traffic:
 
 
 def cost(experiment: Experiment, scale: DeclaredSizes | None = None) -> dict[str, Any]:
-    """The cost of an experiment, see `cost_of`; `scale` uses the paper's data sizes instead of those of our files."""
+    """Count what an experiment costs, without running it; `scale="paper"` uses the paper's numbers of images.
+
+    Keys of the result: `macs_per_epoch` of all clients and `macs_total` of all rounds, `macs_per_image` by duty, each
+    as `paper` and `actual` count them; `bytes`, up and down, of a `client` by duty and of a `round`.
+    """
     return cost_of(without_images(experiment, scale))
 
 

@@ -17,6 +17,7 @@ from fedrbn.errors import DataError
 from fedrbn.files import open_named
 
 VARIABLE = "FEDRBN_DATA"
+_PREPARE = "Make it with fedrbn data prepare (fedrbn data prepare --where says what to download)"
 _MOST_GROWTH = 4
 """A file may unpack to this many times its size, or to MOST_BYTES if that is more."""
 _MOST_NAMED = 12
@@ -29,7 +30,8 @@ _HEADERS: Mapping[tuple[int, int], Callable[..., tuple[tuple[int, ...], bool, np
 def prepared_folder(dataset: str, subfolder: str) -> Path:
     """The folder with this data set's files."""
     remedy = (
-        f"Set {VARIABLE} to the folder that holds {subfolder}/, or use data.name = 'digits-mini', which needs none."
+        f"{_PREPARE}, set {VARIABLE} to the folder that holds {subfolder}/, or use data.name = 'digits-mini', which "
+        "needs none."
     )
     root = os.environ.get(VARIABLE)
     if not root:
@@ -44,8 +46,8 @@ def read_archive(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """These arrays of a .npz file."""
     if not path.is_file():
         raise DataError(
-            f"got no file {path}; expected a .npz with {', '.join(names)}. Put it there, point {VARIABLE} elsewhere, "
-            "or use data.name = 'digits-mini', which needs no files."
+            f"got no file {path}; expected a .npz with {', '.join(names)}. {_PREPARE}, point {VARIABLE} elsewhere, or "
+            "use data.name = 'digits-mini', which needs no files."
         )
     try:
         return read_arrays(path, names)

@@ -43,10 +43,10 @@ EXPENSIVE = (AutoAttack, LocalSearch)
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """The choices of an evaluation."""
+    """How to evaluate: with which attacks, on how many images, and how the networks are deployed."""
 
     attacks: tuple[str, ...] = ()
-    """Attacks as text, see fedrbn.attacks.named; default: the attack of the run's config."""
+    """Attacks as in `fedrbn evaluate --attacks`, such as "pgd-20"; default: the attack of the run's config."""
     deployment: Deployment | None = None
     """How the networks are deployed; None uses the branch that each client predicts with."""
     adaptive: bool = True

@@ -23,6 +23,7 @@ from fedrbn.figures import (
     transfer,
 )
 from fedrbn.figures.sources import Request
+from fedrbn.reproduce import declarations
 
 
 @dataclass(frozen=True)
@@ -37,43 +38,29 @@ class Entry:
     """The experiment of `fedrbn reproduce` whose numbers or runs it shows."""
 
 
-def _numbers(experiment: str, title: str, place: str, draw: Callable[[Request], Figure], also: str = "") -> Entry:
+def _numbers(experiment: str, title: str, draw: Callable[[Request], Figure], also: str = "") -> Entry:
+    place = declarations.read(experiment).place
     return Entry(title, place, f"reproduce {experiment}{also}", draw, experiment)
 
 
 FIGURES: Mapping[str, Entry] = {
-    "highlight": _numbers(
-        "highlight", "RA over the share of AT users, ours and the paper's", "fig:highlight", lines.highlight
-    ),
-    "single-domain": _numbers(
-        "single-domain", "RA and SA by the only AT domain", "fig:benchmark_O2M", bars.single_domain
-    ),
-    "ratio": _numbers("ratio", "RA and SA by the ratio of AT users", "fig:benchmark_partial_M2M", bars.ratio),
-    "trade-off": _numbers(
-        "trade-off", "RA and SA over λ, with the paper's numbers", "fig:trade_off", lines.trade_off
-    ),
-    "convergence": _numbers(
-        "convergence", "Validation over rounds", "fig:param_sens", curves.convergence, " or --run DIR …"
-    ),
-    "participants": _numbers(
-        "participants", "RA, SA and validation by users per round", "fig:train_pr_nuser", lines.participants
-    ),
-    "users": _numbers("users", "RA, SA and validation by users", "fig:train_pd_nuser_trade_off", lines.users),
-    "data-size": _numbers(
-        "data-size", "RA and SA over shares of training and held-out images", "fig:data_size", lines.data_size
-    ),
-    "domain-wise": _numbers(
-        "domain-wise", "RA and SA by domain", "fig:comp_domain", bars.domain_wise, " or --run DIR …"
-    ),
+    "highlight": _numbers("highlight", "RA over the share of AT users, ours and the paper's", lines.highlight),
+    "single-domain": _numbers("single-domain", "RA and SA by the only AT domain", bars.single_domain),
+    "ratio": _numbers("ratio", "RA and SA by the ratio of AT users", bars.ratio),
+    "trade-off": _numbers("trade-off", "RA and SA over λ, with the paper's numbers", lines.trade_off),
+    "convergence": _numbers("convergence", "Validation over rounds", curves.convergence, " or --run DIR …"),
+    "participants": _numbers("participants", "RA, SA and validation by users per round", lines.participants),
+    "users": _numbers("users", "RA, SA and validation by users", lines.users),
+    "data-size": _numbers("data-size", "RA and SA over shares of training and held-out images", lines.data_size),
+    "domain-wise": _numbers("domain-wise", "RA and SA by domain", bars.domain_wise, " or --run DIR …"),
     "ratio-domainnet": _numbers(
-        "ratio-domainnet", "RA and SA by the ratio of AT users, DomainNet", "fig:vary_frp (a)", bars.ratio_domainnet
+        "ratio-domainnet", "RA and SA by the ratio of AT users, DomainNet", bars.ratio_domainnet
     ),
     "single-domain-domainnet": _numbers(
-        "single-domain-domainnet", "RA and SA by the only AT domain, DomainNet", "fig:vary_frp (b)",
-        bars.single_domain_domainnet,
+        "single-domain-domainnet", "RA and SA by the only AT domain, DomainNet", bars.single_domain_domainnet
     ),
     "bn-pca": Entry(
-        "Users' batch-norm statistics, layer by layer", "fig:bn_pca, fig:bn_pca_ex",
+        "Users' batch-norm statistics, layer by layer", "Appendix C.4",
         "a run: of reproduce benchmark, or --run DIR", statistics.bn_pca,
     ),
     "bn-shift": Entry(
@@ -81,27 +68,27 @@ FIGURES: Mapping[str, Entry] = {
         "a run of each threat model: of reproduce benchmark, or --run DIR --run DIR", bn_shift.bn_shift,
     ),
     "penultimate-standard": Entry(
-        "The penultimate layer of the standard model", "fig:pen_fea_viz_ex_0",
+        "The penultimate layer of the standard model", "Appendix C.5",
         "a run: of reproduce highlight, or --run DIR", penultimate.standard_penultimate, "highlight",
     ),
     "penultimate": Entry(
-        "The penultimate layer through BN_c and BN_a", "fig:pen_fea_viz_FRP_BNc-BNa_ex",
+        "The penultimate layer through BN_c and BN_a", "Appendix C.5",
         "a run: of reproduce benchmark, or --run DIR", penultimate.bn_penultimate,
     ),
     "penultimate-transfer": Entry(
-        "The penultimate layer through trained and transferred BN_a", "fig:pen_fea_viz_BNa_FRP-full-OtoM",
+        "The penultimate layer through trained and transferred BN_a", "Figure 2",
         "two runs: of reproduce benchmark, or --run DIR --run DIR", penultimate.transfer_penultimate,
     ),
     "transfer": Entry(
         "Robustness by donor and receiver, and the similarity of their batch norm", "docs/transfer.md",
         "reproduce transfer, with its runs", transfer.transfer, "transfer",
     ),
-    "plus": _numbers("plus", "RA over SA: FedRBN's trade-off curve and FedRBN+", "docs/plus.md", lines.plus),
+    "plus": _numbers("plus", "RA over SA: FedRBN's trade-off curve and FedRBN+", lines.plus),
     "user-sizes": Entry(
-        "Training images of each user under Dirichlet", "fig:dir_data_partition",
+        "Training images of each user under Dirichlet", "not in the printed paper",
         "the declaration of reproduce dirichlet, or --run DIR", sizes.user_sizes, "dirichlet",
     ),
-    "samples": Entry("Images of every domain", "fig:dataset_samples", "--data NAME (digits)", samples.samples),
+    "samples": Entry("Images of every domain", "Appendix C.1", "--data NAME (digits)", samples.samples),
     "epsilon": Entry("RA over ε as three adversaries see it", "not in the paper", "--run DIR", epsilon.epsilon),
 }  # fmt: skip
 

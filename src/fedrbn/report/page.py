@@ -124,9 +124,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _run_views(
-    groups: Sequence[comparison.SeedGroup], images: bool, checks: bool, announce: Announce
-) -> list[RunView]:
+def _run_views(groups: Sequence[comparison.SeedGroup], images: bool, checks: bool, announce: Announce) -> list[RunView]:
     many = sum(len(group.runs) for group in groups) > MOST_SHEETS
     no_images = "Images were not requested." if not images else ""
     if images and many:
@@ -137,7 +135,7 @@ def _run_views(
             label = f"{group.label}, seed {run.experiment.run.seed}"
             missing = checks and not run.checks
             if missing:
-                announce(f"{label}: running the check-list, which may take minutes (fedrbn report --no-checks leaves it out)")
+                announce(f"{label}: running the check-list, which may take minutes (--no-checks leaves it out)")
             extras = _extras(run, no_images, missing)
             views.append(one_run.view(run, label, f"run-{len(views) + 1}", extras))
     return views

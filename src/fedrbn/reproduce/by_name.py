@@ -50,8 +50,8 @@ def reproduce_experiment(
 
     Finished runs in the store are reused; `run=False` runs nothing and writes the table of the finished runs.
     `keep=True` keeps the numbers of the table in the folder whose runs are not in the store; `only` then limits what is
-    run, not what is shown. `tell` is called for every finished run with its number, the number of runs, and the
-    outcome.
+    run, not what is shown. Without such a table, it changes nothing. `tell` is called for every finished run with its
+    number, the number of runs, and the outcome.
     """
     if scale not in SCALES:
         raise ConfigError(f"got scale {scale!r}; expected one of {', '.join(SCALES)}.")
@@ -67,13 +67,14 @@ def reproduce_experiment(
             outcomes.append(outcome)
             if tell is not None:
                 tell(number, len(todo), outcome)
+    shown = only
     if earlier is not None:
         everything = experiment_cells.cells(declaration, size, numbers, threat=threat, data=data)
-        cells = earlier_table.cells_to_show(everything, cells, earlier)
+        cells, shown = earlier_table.cells_to_show(everything, cells, earlier), ""
     filled = table.fill(declaration, cells, Path(store), size, threat, numbers)
     if earlier is not None:
         filled = earlier_table.with_earlier(filled, earlier)
-    command = experiment_cells.command(name, scale, filled.seeds, threat=threat, data=data, only="" if keep else only)
+    command = experiment_cells.command(name, scale, filled.seeds, threat=threat, data=data, only=shown)
     filled = replace(filled, command=command)
     table_text.write(filled, folder)
     return Reproduced(filled, folder, tuple(outcomes))

@@ -10,19 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedrbn.errors import ConfigError
 from fedrbn.reproduce.differences import Difference
 from fedrbn.reproduce.experiment_cells import Cell
 from fedrbn.reproduce.table import Number, Table
 from fedrbn.reproduce.table_file import TableFile, read_table
 
 
-def read_earlier(folder: Path) -> TableFile:
-    """The table that `fedrbn reproduce` wrote into this folder before."""
+def read_earlier(folder: Path) -> TableFile | None:
+    """The table that `fedrbn reproduce` wrote into this folder before; None if it has not written one yet."""
     file = folder / "table.json"
-    if not file.exists():
-        raise ConfigError(f"got --keep, but there is no {file}; expected an earlier table. Leave --keep out.")
-    return read_table(file)
+    return read_table(file) if file.exists() else None
 
 
 def cells_to_show(everything: Sequence[Cell], run: Sequence[Cell], earlier: TableFile) -> list[Cell]:

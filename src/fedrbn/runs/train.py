@@ -113,7 +113,7 @@ def evaluate(
     progress: bool = False,
     watcher: Watcher | None = None,
 ) -> Evaluation:
-    """Evaluate a trained run again, by default as at the end of training; adds a record and returns it."""
+    """Evaluate a trained run again, by default as at the end of training; add a record to the run and return it."""
     end_if_importing()
     directory = RunDirectory.open(Path(path))
     if not directory.records("evaluations.jsonl"):  # the first record is the one that ends the training

@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDRBN_DATA", raising=False)
-    with pytest.raises(ValueError, match=r"got no FEDRBN_DATA.*Set FEDRBN_DATA.*digits-mini"):
+    with pytest.raises(ValueError, match=r"got no FEDRBN_DATA.*fedrbn data prepare.*set FEDRBN_DATA.*digits-mini"):
         load("digits")
 
 
