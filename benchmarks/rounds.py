@@ -41,7 +41,8 @@ from fedrbn.federated.training.sgd import Batch, LocalTask, Sgd
 from fedrbn.hardware import bfloat16_gain, cores, one_thread
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
-from fedrbn.nets.fast import fast, in_precision
+from fedrbn.nets.fast import fast
+from fedrbn.nets.precision import in_precision
 from fedrbn.types import Member, Role, Tensors
 
 USERS, AT, IMAGES, BATCH, LAM, LR, WORKERS = 10, 2, 111, 32, 0.5, 0.01, 2

@@ -21,8 +21,9 @@ from fedrbn.federated.training.sgd import LocalTask, Sgd
 from fedrbn.hardware import bfloat16_gain
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
-from fedrbn.nets.fast import fast, in_precision
+from fedrbn.nets.fast import fast
 from fedrbn.nets.linear import with_onednn
+from fedrbn.nets.precision import in_precision
 
 BATCH, REPEATS, CLIP = 32, 5, 10.0
 TARGETS = {"AT": 1.35, "PNC": 1.5, "PNC clipped": 1.2, "ST": None}
