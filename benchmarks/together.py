@@ -95,21 +95,25 @@ def measured(width: float, clean_repeats: int = 3) -> tuple[list[Row], dict[str,
     def least(times: Sequence[float]) -> float:
         return min(times[1:])
 
+    found: dict[str, float] = {}
+
+    def note(name: str, spent: float) -> None:
+        found[name] = spent
+        print(f"  {name:<24} {spent:8.2f} s", flush=True)
+
     clean = Accuracy(Branch.CLEAN)
     pgd = Accuracy(Branch.CLEAN, "pgd", Untargeted(STEPWISE))
-    found = {
-        "clean, one network": least([alone(clean, ["all"]) for _ in range(1 + clean_repeats)]),
-        "clean, together": least([joint(clean) for _ in range(1 + clean_repeats)]),
-        "clean, one by one": alone(clean, users),
-        "PGD-3, one network": alone(pgd, ["all"]),
-        "PGD-3, together": joint(pgd),
-    }
+    note("clean, one network", least([alone(clean, ["all"]) for _ in range(1 + clean_repeats)]))
+    note("clean, together", least([joint(clean) for _ in range(1 + clean_repeats)]))
+    note("clean, one by one", alone(clean, users))
+    note("PGD-3, one network", alone(pgd, ["all"]))
+    note("PGD-3, together", joint(pgd))
     attacked = users[:ATTACKED]
     some = attacked[::EVERY]
     for part in ("apgd-ce", "square"):
         attack = Accuracy(Branch.CLEAN, "aa", AutoAttack(8 / 255, only=(part,), queries=QUERIES), limit=LIMIT)
-        found[f"{part}, one by one"] = alone(attack, some) * len(attacked) / len(some)
-        found[f"{part}, together"] = joint(attack, attacked)
+        note(f"{part}, one by one", alone(attack, some) * len(attacked) / len(some))
+        note(f"{part}, together", joint(attack, attacked))
     both = [sum(found[f"{part}, {how}"] for part in ("apgd-ce", "square")) for how in ("one by one", "together")]
     at = f"{USERS} users of {IMAGES} images, width {width:g}"
     rows = [
@@ -135,8 +139,6 @@ def main(*widths: float) -> None:
         more, taken[f"{width:g}"] = measured(width)
         rows += more
     show("Evaluation of all users together (CPU time)", rows, Path(__file__).with_suffix(".json"), cpu_seconds=taken)
-    for name, figure in ((name, figure) for each in taken.values() for name, figure in each.items()):
-        print(f"  {name:<24} {figure:8.2f} s")
 
 
 if __name__ == "__main__":
