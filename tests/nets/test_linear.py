@@ -70,6 +70,8 @@ def test_in_autocast_it_is_the_ordinary_layer(bias: bool) -> None:
         found, expected = (results(each, x) for each in (linear.with_onednn(copy.deepcopy(plain)), plain))
     assert found[0] is not None
     assert found[0].dtype == torch.bfloat16
+    assert expected[0] is not None
+    assert torch.equal(found[0], expected[0])
     assert all(part is None or part.dtype == torch.float32 for part in found[1:])
     torch.testing.assert_close(found, expected, rtol=2.0**-7, atol=2.0**-10)
 
