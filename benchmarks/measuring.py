@@ -98,10 +98,10 @@ def quickest(action: Callable[[], object], repeats: int = 5) -> float:
     return min(seconds(action) for _ in range(repeats))
 
 
-def matrix_rate(clock: Callable[[], float] = time.process_time) -> float:
-    """Floating-point operations per second of one core in products of large float32 matrices, the median of nine."""
+def matrix_rate(clock: Callable[[], float] = time.process_time, dtype: torch.dtype = torch.float32) -> float:
+    """Floating-point operations per second of one core in products of large matrices, the median of nine."""
     side = 2048
-    a, b = torch.rand(2, side, side, generator=torch.Generator().manual_seed(1))
+    a, b = torch.rand(2, side, side, generator=torch.Generator().manual_seed(1)).to(dtype)
     return 2 * side**3 / statistics.median(seconds(lambda: a @ b, clock) for _ in range(9))
 
 

@@ -41,7 +41,8 @@ from fedrbn.federated.training.sgd import Batch, LocalTask, Sgd
 from fedrbn.hardware import bfloat16_gain, cores, one_thread
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
-from fedrbn.nets.fast import fast, in_precision
+from fedrbn.nets.fast import fast
+from fedrbn.nets.precision import in_precision
 from fedrbn.types import Member, Role, Tensors
 
 USERS, AT, IMAGES, BATCH, LAM, LR, WORKERS = 10, 2, 111, 32, 0.5, 0.01, 2
@@ -122,8 +123,8 @@ class Pool:
     """The plain loop in two workers, a round at a time."""
 
     play: Callable[[], None]
-    matrix_rate: Callable[[], float]
-    """Operations per second of a worker in products of large matrices, with all workers busy."""
+    matrix_rate: Callable[[torch.dtype], float]
+    """Operations per second of a worker in products of large matrices of this type, with all workers busy."""
 
 
 @contextmanager
@@ -138,7 +139,10 @@ def plain_workers() -> Iterator[Pool]:
             results = pool.map(_train, [(theta, user, i) for i, user in enumerate(users)], chunksize=1)
             theta = finish(users, results)
 
-        yield Pool(play, lambda: statistics.mean(pool.map(matrix_rate, [time.perf_counter] * WORKERS, chunksize=1)))
+        def rate(dtype: torch.dtype) -> float:
+            return statistics.mean(pool.starmap(matrix_rate, [(time.perf_counter, dtype)] * WORKERS, chunksize=1))
+
+        yield Pool(play, rate)
 
 
 @dataclass(frozen=True)
@@ -249,15 +253,17 @@ def main(repeats: int = 3) -> None:
         # the first round of ours has no donors yet
         for name in (*ways, *(name for name in ways if not name.startswith("plain"))):
             print(f"  warming up: {name}, {timed(ways[name]).wall:.1f} s", flush=True)
+        dtypes = (torch.float32, torch.bfloat16) if "bfloat16" in ways else (torch.float32,)
         taken, rates = [], []
         for _ in range(repeats):
-            rates.append(pool.matrix_rate())
+            rates.append({dtype: pool.matrix_rate(dtype) for dtype in dtypes})
             taken.append({name: timed(play) for name, play in ways.items()})
         work = statistics.median(ours.client_seconds[-repeats:])
     wall = {name: statistics.median(each[name].wall for each in taken) for name in ways}
     cpu = {name: statistics.median(each[name].cpu for each in taken) for name in ways}
-    rate = statistics.median(rates)
-    arithmetic = 2 * IMAGES * (AT * PRODUCTS["AT"] + (USERS - AT) * PRODUCTS["PNC"]) / rate / WORKERS
+    rate = {dtype: statistics.median(each[dtype] for each in rates) for dtype in dtypes}
+    operations = 2 * IMAGES * (AT * PRODUCTS["AT"] + (USERS - AT) * PRODUCTS["PNC"])
+    arithmetic = operations / rate[torch.float32] / WORKERS
     default, two = "plain, default threads", "plain, two workers"
     rows = [
         Row("whole rounds, times the plain loop with default threads", wall[default] / wall["ours"], "x", 1.8),
@@ -279,6 +285,16 @@ def main(repeats: int = 3) -> None:
             "whole rounds in bfloat16, times the plain loop in two workers",
             wall[two] / wall["bfloat16"] if "bfloat16" in wall else None,
             "x",
+            3.8,
+        ),
+        Row(
+            "the same in CPU seconds",
+            cpu[two] / cpu["bfloat16"] if "bfloat16" in cpu else None,
+            "x",
+        ),
+        Row(
+            "rounds in bfloat16, share of its matrix rate, by CPU seconds",
+            operations / rate[torch.bfloat16] / cpu["bfloat16"] if "bfloat16" in cpu else None,
         ),
     ]
     show(
@@ -289,7 +305,7 @@ def main(repeats: int = 3) -> None:
         cpu_seconds=cpu,
         client_cpu_seconds=work,
         arithmetic_seconds=arithmetic,
-        gigaflops=rate / 1e9,
+        gigaflops={str(dtype).removeprefix("torch."): each / 1e9 for dtype, each in rate.items()},
     )
     for name in ways:
         print(f"  {name:<24} {wall[name]:6.2f} s wall {cpu[name]:6.2f} s CPU")

@@ -21,11 +21,13 @@ from fedrbn.federated.training.sgd import LocalTask, Sgd
 from fedrbn.hardware import bfloat16_gain
 from fedrbn.nets import build
 from fedrbn.nets.dual_bn import DualNet
-from fedrbn.nets.fast import fast, in_precision
+from fedrbn.nets.fast import fast
 from fedrbn.nets.linear import with_onednn
+from fedrbn.nets.precision import in_precision
 
 BATCH, REPEATS, CLIP = 32, 5, 10.0
 TARGETS = {"AT": 1.35, "PNC": 1.5, "PNC clipped": 1.2, "ST": None}
+BFLOAT16_TARGETS = {"AT": 3.0}
 CONV1, ALL = 64 * 75 * 784, 47_767_552
 """Multiplications and additions per image: of the first convolution and of the network."""
 PRODUCTS = {
@@ -127,8 +129,9 @@ def main() -> None:
     with player(plain_steps, keep=False) as theirs, player(our_steps, keep=True) as ours:
         times = {kind: turns((theirs, ours), kind, REPEATS) for kind in TARGETS}
         attack, kernels = (turns((ours,), what, REPEATS)[0] for what in ("attack", "kernels"))
-    bfloat16 = dict[str, float]()
+    bfloat16, bfloat16_rate = dict[str, float](), None
     if bfloat16_gain():
+        bfloat16_rate = matrix_rate(dtype=torch.bfloat16)
         with player(our_steps_in_bfloat16, keep=True) as halved:
             bfloat16 = {kind: turns((halved,), kind, REPEATS)[0] for kind in TARGETS}
     rows = [Row(f"{kind} step, times the plain loop", a / b, "x", TARGETS[kind]) for kind, (a, b) in times.items()]
@@ -142,6 +145,14 @@ def main() -> None:
             f"{kind} step in bfloat16, times the plain loop",
             times[kind][0] / bfloat16[kind] if kind in bfloat16 else None,
             "x",
+            BFLOAT16_TARGETS.get(kind),
+        )
+        for kind in times
+    ]
+    rows += [
+        Row(
+            f"{kind} step in bfloat16, share of its matrix rate",
+            2 * BATCH * PRODUCTS[kind] / bfloat16_rate / bfloat16[kind] if bfloat16_rate else None,
         )
         for kind in times
     ]
@@ -155,6 +166,7 @@ def main() -> None:
         Path(__file__).with_suffix(".json"),
         milliseconds=milliseconds | {"attack": 1e3 * attack, "its kernels": 1e3 * kernels, "fc1": linear_layers()},
         gigaflops=rate / 1e9,
+        bfloat16_gigaflops=bfloat16_rate and bfloat16_rate / 1e9,
     )
     for kind, each in milliseconds.items():
         print(f"  {kind:<12}", "   ".join(f"{name} {figure:7.1f}" for name, figure in each.items()), "ms")

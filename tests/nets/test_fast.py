@@ -15,9 +15,11 @@ from torch import nn
 from fedrbn import PGD, Branch, Stats, dual
 from fedrbn.federated.objectives import Adversarial, Calibrated, Objective, Standard
 from fedrbn.nets import build
-from fedrbn.nets.fast import LayoutFlatten, SkippingConv2d, ThinConv2d, fast, in_precision
+from fedrbn.nets.fast import LayoutFlatten, SkippingConv2d, fast
 from fedrbn.nets.linear import OneDnnLinear, available
+from fedrbn.nets.precision import in_precision
 from fedrbn.nets.state import tensors
+from fedrbn.nets.thin import ThinConv2d
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

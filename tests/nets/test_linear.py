@@ -62,12 +62,18 @@ def test_what_onednn_does_not_take_is_computed_as_ever(x: Tensor) -> None:
 
 
 @pytest.mark.usefixtures("bfloat16")
-def test_in_autocast_it_is_the_ordinary_layer() -> None:
-    plain, x = layer(5, 4), random(3, 5, seed=1)
+@pytest.mark.parametrize("bias", [True, False])
+def test_in_autocast_it_is_the_ordinary_layer(bias: bool) -> None:
+    """600 outputs, so that the gradient of the weight is computed in several blocks."""
+    plain, x = layer(5, 600, bias=bias), random(3, 5, seed=1)
     with torch.autocast("cpu", torch.bfloat16):
-        found = linear.with_onednn(plain)(x)
-        assert found.dtype == torch.bfloat16
-        assert torch.equal(found, plain(x))
+        found, expected = (results(each, x) for each in (linear.with_onednn(copy.deepcopy(plain)), plain))
+    assert found[0] is not None
+    assert found[0].dtype == torch.bfloat16
+    assert expected[0] is not None
+    assert torch.equal(found[0], expected[0])
+    assert all(part is None or part.dtype == torch.float32 for part in found[1:])
+    torch.testing.assert_close(found, expected, rtol=2.0**-7, atol=2.0**-10)
 
 
 def test_only_the_gradients_that_are_wanted_are_computed() -> None:

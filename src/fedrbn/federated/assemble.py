@@ -33,7 +33,8 @@ from fedrbn.federated.protocol import Execute, ServerState
 from fedrbn.federated.server import Plan
 from fedrbn.hardware import cores, pick_device, pick_precision
 from fedrbn.nets.dual_bn import DualNet, set_momentum
-from fedrbn.nets.fast import fast, in_precision
+from fedrbn.nets.fast import fast
+from fedrbn.nets.precision import in_precision
 from fedrbn.types import Duty, Member, Role
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from fedrbn.attacks import PGD, Attack
 from fedrbn.errors import ConfigError
 from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.precision import as_now
 from fedrbn.types import Branch, Stats
 
 
@@ -163,9 +164,8 @@ class Trades:
         with evaluating(net):
             with torch.no_grad():
                 target = net(x, Branch.CLEAN, Stats.FROZEN).log_softmax(1)
-            noised = self.attack(
-                lambda z: divergence(target, net(z, Branch.NOISED, Stats.FROZEN).log_softmax(1)), x, generator
-            )
+            logits = as_now(net, Branch.NOISED)
+            noised = self.attack(lambda z: divergence(target, logits(z).log_softmax(1)), x, generator)
         clean_logits, noised_logits = net.paired(x, noised, Stats.BATCH, Stats.BATCH)
         apart = divergence(clean_logits.log_softmax(1), noised_logits.log_softmax(1)).mean()
         loss = F.cross_entropy(clean_logits, y) + self.beta * apart
@@ -223,12 +223,9 @@ def attacked(attack: Attack, net: DualNet, x: Tensor, y: Tensor, generator: Gene
 
 
 def noised_loss(net: DualNet, y: Tensor) -> Callable[[Tensor], Tensor]:
-    """ℓ_CE(f(·; BN_a), y) for each image, with frozen statistics."""
-
-    def loss(z: Tensor) -> Tensor:
-        return F.cross_entropy(net(z, Branch.NOISED, Stats.FROZEN), y, reduction="none")
-
-    return loss
+    """ℓ_CE(f(·; BN_a), y) for each image, with frozen statistics and the weights as they are now."""
+    logits = as_now(net, Branch.NOISED)
+    return lambda z: F.cross_entropy(logits(z), y, reduction="none")
 
 
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ baselines without dual batch norm run through the same training code.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.modules.dropout import _DropoutNd
@@ -176,8 +177,7 @@ class DualNet(nn.Module):
 
     def forward(self, x: Tensor, branch: Branch, stats: Stats = Stats.FROZEN) -> Tensor:
         """Logits f(x; BN_branch)."""
-        with _call(_Segments((_Segment(len(x), branch, stats),))):
-            return self._logits(x)
+        return self.through(x, _Segments((_Segment(len(x), branch, stats),)), self.precision)
 
     @property
     def device(self) -> torch.device:
@@ -201,17 +201,22 @@ class DualNet(nn.Module):
         """
         return fold(plain(self, branch), example).net
 
-    def through(self, x: Tensor, normalise: NormaliseLayer) -> Tensor:
-        """Logits in float32 with batch norm as given."""
-        with _call(normalise):
-            return cast(Tensor, self.network(x))
+    def through(
+        self,
+        x: Tensor,
+        normalise: NormaliseLayer,
+        precision: torch.dtype | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Logits with batch norm as given and products in this precision, or in float32.
 
-    def _logits(self, x: Tensor) -> Tensor:
-        if self.precision is None:
-            return cast(Tensor, self.network(x))
+        `tensors` replace those of `network` that have the same names.
+        """
         # Without autocast's cache, which would keep the weights from before an optimizer step.
-        with torch.autocast(x.device.type, self.precision, cache_enabled=False):
-            return cast(Tensor, self.network(x)).to(x.dtype)
+        lower = nullcontext() if precision is None else torch.autocast(x.device.type, precision, cache_enabled=False)
+        with _call(normalise), lower:
+            logits = cast(Tensor, functional_call(self.network, dict(tensors), (x,)) if tensors else self.network(x))
+        return logits.to(x.dtype) if precision is not None else logits
 
     def paired(
         self, clean: Tensor, noised: Tensor, clean_stats: Stats = Stats.FROZEN, noised_stats: Stats = Stats.FROZEN
@@ -227,8 +232,8 @@ class DualNet(nn.Module):
             _Segment(len(noised), Branch.NOISED, noised_stats),
         )
         together = clean is noised and _forks_at_first_norm(self.network)
-        with _call(_Segments(segments, together)):
-            logits = self._logits(clean if together else torch.cat([clean, noised]))
+        x = clean if together else torch.cat([clean, noised])
+        logits = self.through(x, _Segments(segments, together), self.precision)
         first, second = torch.split(logits, [len(clean), len(noised)])
         return first, second
 

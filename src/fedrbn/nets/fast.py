@@ -1,11 +1,10 @@
 """Faster CPU kernels for the same network; logits and gradients differ only by float rounding.
 
-Channels-last weights make PyTorch keep activations channels-last, where max pooling and batch norm are vectorised. For
-the gradient at the input, which an attack needs at every step, oneDNN computes a full block of 16 channels even if the
-image has 3; a matrix product avoids that. Large linear layers use oneDNN (`nets.linear`), pooling runs before the ReLU
-that it commutes with, and the gradient of a flattened tensor keeps the memory layout of the original. A 1 × 1
-convolution with a stride drops the pixels it skips first: in this layout, oneDNN crashes or computes a wrong weight
-gradient if it has few input channels (oneDNN issue 6035).
+Channels-last weights make PyTorch keep activations channels-last, where max pooling and batch norm are vectorised.
+Convolutions of the image have a faster gradient at the pixels (`nets.thin`), large linear layers use oneDNN
+(`nets.linear`), pooling runs before the ReLU that it commutes with, and the gradient of a flattened tensor keeps the
+memory layout of the original. A 1 × 1 convolution with a stride drops the pixels it skips first: in this layout, oneDNN
+crashes or computes a wrong weight gradient if it has few input channels (oneDNN issue 6035).
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fedrbn.nets import linear
 from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.thin import ThinConv2d, is_thin
 
-_THIN = 4
-"""A convolution with at most this many input channels is taken to read the image itself."""
 _LARGE = 1 << 22
 """A linear layer with this many weights does not fit into a core's cache; smaller ones are faster unchanged."""
 
@@ -42,18 +39,11 @@ def fast(net: DualNet) -> DualNet:
     return net.to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
 
 
-def in_precision(net: DualNet, precision: torch.dtype | None) -> DualNet:
-    """A copy of a network whose convolutions and matrix products use this precision; None changes nothing."""
-    net = copy.deepcopy(net)
-    net.precision = precision
-    return net
-
-
 def _quicker(layer: nn.Module) -> nn.Module:
     """The layer's faster form, or the layer itself if it has none."""
     if type(layer) is nn.Conv2d and _is_unsafe(layer):
         return _with_parameters_of(layer, SkippingConv2d)
-    if type(layer) is nn.Conv2d and _is_thin(layer):
+    if type(layer) is nn.Conv2d and is_thin(layer):
         return _with_parameters_of(layer, ThinConv2d)
     if type(layer) is nn.Linear and layer.weight.numel() >= _LARGE and linear.available():
         return linear.with_onednn(layer)
@@ -71,15 +61,6 @@ def _pool_first(layers: nn.Sequential) -> None:
         relu, pool = layers._modules[one], layers._modules[two]
         if type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
             layers._modules[one], layers._modules[two] = pool, relu
-
-
-def _is_thin(layer: nn.Conv2d) -> bool:
-    return (
-        layer.in_channels <= _THIN
-        and layer.groups == 1
-        and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
-    )
 
 
 def _is_unsafe(layer: nn.Module) -> bool:
@@ -119,45 +100,6 @@ class SkippingConv2d(nn.Conv2d):
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=mode)  # noqa: A001
         rows, columns = self.stride
         return F.conv2d(input[..., ::rows, ::columns], weight, bias, groups=self.groups)
-
-
-class ThinConv2d(nn.Conv2d):
-    """A convolution with few input channels that computes its gradient at the input as a matrix product."""
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
-        if torch.is_autocast_enabled("cpu"):  # autocast would convert only in the forward pass
-            return cast(Tensor, super()._conv_forward(input, weight, bias))
-        geometry = (self.stride, self.padding, self.dilation)
-        return cast(Tensor, _Convolve.apply(input, weight, bias, geometry))  # type: ignore[no-untyped-call]
-
-
-class _Convolve(torch.autograd.Function):
-    """F.conv2d with a different gradient at x: every output pixel adds Wᵀ g to the patch it was computed from."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Any) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.geometry = geometry
-        stride, padding, dilation = geometry
-        return F.conv2d(x, weight, bias, stride, padding, dilation)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        stride, padding, dilation = ctx.geometry
-        at_x = at_weight = at_bias = None
-        if ctx.needs_input_grad[0]:
-            filters = len(weight)
-            patches = weight.reshape(filters, -1).t() @ gradient.reshape(len(gradient), filters, -1)
-            at_x = F.fold(patches, x.shape[2:], weight.shape[2:], dilation, padding, stride)
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            wanted = [False, ctx.needs_input_grad[1], ctx.needs_input_grad[2]]
-            sizes = [len(weight)] if ctx.needs_input_grad[2] else None
-            _, at_weight, at_bias = torch.ops.aten.convolution_backward(
-                gradient, x, weight, sizes, stride, padding, dilation, False, [0, 0], 1, wanted
-            )
-        return at_x, at_weight, at_bias, None
 
 
 class LayoutFlatten(nn.Flatten):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from federated.tiny import clients, network, plan, site
 from fedrbn.attacks import PGD, Untargeted
@@ -42,6 +42,8 @@ from fedrbn.federated.protocol import (
 from fedrbn.federated.server import Plan, federate, initial_state, round_of
 from fedrbn.federated.training.free import Free
 from fedrbn.nets.dual_bn import DualNet
+from fedrbn.nets.fast import fast
+from fedrbn.nets.precision import in_precision
 from fedrbn.runs import train
 from fedrbn.types import Branch, Role
 
@@ -83,6 +85,26 @@ def test_processes_give_the_numbers_of_the_serial_executor_bit_for_bit(pool: Exe
         for client, own in one.personal.items():
             assert own.keys() == other.personal[client].keys()
             assert all(torch.equal(tensor, other.personal[client][name]) for name, tensor in own.items())
+
+
+@pytest.mark.usefixtures("bfloat16")
+def test_bfloat16_gives_the_same_numbers_in_processes_bit_for_bit_and_others_than_float32() -> None:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2))
+    net = fast(METHOD.network(nn.Sequential(*layers)))
+    plan_ = plan(METHOD, net, list(WHO.values()), rounds=2, batch_size=4)
+
+    def last(execute: Execute) -> ServerState:
+        return [state for state, _ in federate(initial_state(net, plan_), plan_, execute)][-1]
+
+    host = ClientHost(WHO, in_precision(net, torch.bfloat16))
+    with processes(host, workers=2) as execute:
+        other = last(execute)
+    one = last(serial(host))
+    assert one.reported == other.reported
+    assert all(torch.equal(tensor, other.shared[name]) for name, tensor in one.shared.items())
+    exact = last(serial(ClientHost(WHO, net)))
+    assert any(not torch.equal(tensor, exact.shared[name]) for name, tensor in one.shared.items())
 
 
 def test_processes_give_the_answers_of_the_serial_executor(pool: Execute) -> None:
