@@ -185,6 +185,21 @@ def test_a_weight_that_another_layer_reads_too_stays_in_float32() -> None:
     assert net.network[2].seen == [torch.float32]  # type: ignore[index, union-attr]
 
 
+def test_a_subclass_of_a_layer_reads_float32_weights() -> None:
+    """It may use them outside the product, here to divide by their sizes."""
+
+    class Standardised(nn.Linear):
+        seen: list[torch.dtype] = []
+
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            self.seen.append(self.weight.dtype)
+            return F.linear(input, self.weight / self.weight.norm(), self.bias)
+
+    net = in_precision(dual(nn.Sequential(Standardised(3, 3), nn.BatchNorm1d(3))), torch.bfloat16)
+    as_now(net.eval(), Branch.CLEAN)(random(2, 3))
+    assert Standardised.seen == [torch.float32]
+
+
 @pytest.mark.parametrize("side", [8, 9])
 @pytest.mark.parametrize(("kernel", "padding"), [(5, 2), (3, 0), (4, 3), (2, 2)])
 @pytest.mark.parametrize("stride", [1, 2])

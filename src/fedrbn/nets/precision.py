@@ -14,12 +14,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from fedrbn.nets.dual_bn import DualBatchNorm, DualNet
 from fedrbn.nets.fast import SkippingConv2d
+from fedrbn.nets.linear import OneDnnLinear
 from fedrbn.nets.thin import ThinConv2d
 from fedrbn.types import Branch, Stats
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, ThinConv2d, SkippingConv2d)
-_PRODUCTS = (nn.Linear, *_CONVOLUTIONS)
-"""Layers whose weights are read only by a product, including their subclasses."""
+_PRODUCTS = (nn.Linear, OneDnnLinear, *_CONVOLUTIONS)
+"""Layers whose weights are read only by a product. A subclass may use them in other ways, so it does not count."""
 
 
 def in_precision(net: DualNet, precision: torch.dtype | None) -> DualNet:
@@ -57,7 +58,7 @@ def _converted(network: nn.Module) -> dict[str, Tensor]:
     others = {
         id(parameter)
         for layer in network.modules()
-        if not isinstance(layer, _PRODUCTS) or layer._forward_pre_hooks
+        if type(layer) not in _PRODUCTS or layer._forward_pre_hooks
         for parameter in layer.parameters(recurse=False)
     }
     return {name: p.detach() for name, p in network.named_parameters() if id(p) not in others}
