@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -189,7 +190,7 @@ def test_a_subclass_of_a_layer_reads_float32_weights() -> None:
     """It may use them outside the product, here to divide by their sizes."""
 
     class Standardised(nn.Linear):
-        seen: list[torch.dtype] = []
+        seen: ClassVar[list[torch.dtype]] = []
 
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002
             self.seen.append(self.weight.dtype)
