@@ -103,11 +103,15 @@ def where(machine: dict[str, Any]) -> str:
 def comparison(content: dict[str, Any], part: str) -> str:
     """A part of a table: all metrics of each column, the paper's numbers in brackets, 10¹² MACs an epoch at the end.
 
-    Rows without any run are left out.
+    The paper's numbers have another adversary than `pixel`, so they stand only beside the released code's arithmetic.
+    Rows and columns without any run are left out.
     """
     own = [number for number in content["numbers"] if number["part"] == part]
-    run = {number["row"] for number in own if number["seeds"] or number["stopped"]}
-    numbers = [number for number in own if number["row"] in run]
+    run = [number for number in own if number["seeds"] or number["stopped"]]
+    rows, filled_columns = {number["row"] for number in run}, {number["column"] for number in run}
+    numbers = [number for number in own if number["row"] in rows and number["column"] in filled_columns]
+    if content["threat"] != "authors-release":
+        numbers = [number | {"paper": None} for number in numbers]
     columns = list(dict.fromkeys(number["column"] for number in numbers))
     metrics = list(dict.fromkeys(number["metric"] for number in numbers if number["metric"] != "T"))
     cost = [column for column in ("20 %", columns[0]) if (column, "T") in {(n["column"], n["metric"]) for n in numbers}]

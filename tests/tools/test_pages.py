@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+THREATS = ("pixel", "authors-release")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,7 @@ def number(row: str, column: str, metric: str, paper: float | None, *ours: float
 def test_the_comparison_shows_ours_beside_the_papers_and_leaves_out_what_was_not_run(pages: Any) -> None:
     content = {
         "caption": "Small.",
+        "threat": "authors-release",
         "seeds": [1, 2],
         "numbers": [
             number("FedRBN", "20 %", "RA", 55.8, 35.0, 37.0),
@@ -38,6 +40,7 @@ def test_the_comparison_shows_ours_beside_the_papers_and_leaves_out_what_was_not
             number("FedRBN", "20 %", "T", 2.9, 0.4, 0.4),
             number("FATAvg", "20 %", "SA", 84.6, 73.0, 75.0),
             number("FATBN", "20 %", "RA", 41.2),
+            number("FedRBN", "MNIST", "RA", 58.5),
             {**number("FATBN", "20 %", "RA", None, 30.0), "part": "another"},
         ],
     }
@@ -45,16 +48,25 @@ def test_the_comparison_shows_ours_beside_the_papers_and_leaves_out_what_was_not
     assert lines[0] == "| | 20 %: RA | SA | T |"
     assert lines[2] == "| FedRBN | 36.0 ± 1.4 [55.8] | 74.0 (1) | 0.4 |"
     assert lines[3] == "| FATAvg |  | 74.0 ± 1.4 [84.6] |  |"
-    assert not any("FATBN" in line for line in lines)
+    assert not any("FATBN" in line or "MNIST" in line for line in lines)
     assert lines[-1] == "Small."
     assert pages.of_results(content, "", "plain").startswith("**Digits**\n\n| | 20 %: RA")
 
 
 def test_a_run_that_stopped_says_so_and_costs_are_shown_only_where_there_are_any(pages: Any) -> None:
     stopped = {**number("off", "SVHN", "RA", None), "stopped": {"1": 12}}
-    assert pages.comparison({"seeds": [1], "numbers": [stopped]}, "Digits") == (
+    assert pages.comparison({"seeds": [1], "threat": "pixel", "numbers": [stopped]}, "Digits") == (
         "| | SVHN: RA |\n|---|---|\n| off | stopped in round 12 |"
     )
+
+
+def test_the_papers_numbers_stand_only_beside_its_own_adversary(pages: Any) -> None:
+    one = number("FATBN", "20 %", "RA", 41.2, 41.9)
+    shown = {
+        threat: pages.comparison({"seeds": [1], "threat": threat, "numbers": [one]}, "Digits") for threat in THREATS
+    }
+    assert shown["pixel"].endswith("| FATBN | 41.9 |")
+    assert shown["authors-release"].endswith("| FATBN | 41.9 [41.2] |")
 
 
 def test_differences_are_shown_with_their_sign_and_probability(pages: Any) -> None:
