@@ -107,7 +107,7 @@ def comparison(content: dict[str, Any], part: str) -> str:
     Rows and columns without any run are left out.
     """
     own = [number for number in content["numbers"] if number["part"] == part]
-    run = [number for number in own if number["seeds"] or number["stopped"]]
+    run = [number for number in own if was_run(number)]
     rows, filled_columns = {number["row"] for number in run}, {number["column"] for number in run}
     numbers = [number for number in own if number["row"] in rows and number["column"] in filled_columns]
     if content["threat"] != "authors-release":
@@ -136,9 +136,19 @@ def differences(content: dict[str, Any], part: str) -> str:
     return "\n".join(difference_grid(found))
 
 
+def was_run(number: dict[str, Any]) -> bool:
+    """Whether a cell of a table has a run, finished or stopped."""
+    return bool(number["seeds"] or number["stopped"])
+
+
+def measured_parts(content: dict[str, Any]) -> list[str]:
+    """The parts of a table with at least one run, in its order."""
+    return list(dict.fromkeys(number["part"] for number in content["numbers"] if was_run(number)))
+
+
 def of_results(content: dict[str, Any], part: str, kind: str) -> str:
     """What a page shows of a table of `fedrbn reproduce`: one part or all of them, and the meaning of the numbers."""
-    parts = [part] if part else list(dict.fromkeys(number["part"] for number in content["numbers"]))
+    parts = [part] if part else measured_parts(content)
     render = differences if kind == "differences" else comparison
     shown = [f"**{each}**\n\n" * (not part) + render(content, each) for each in parts]
     return "\n\n".join([*shown, *([content["caption"]] if kind == "captioned" else [])])
@@ -187,7 +197,7 @@ def contents() -> dict[str, str]:
     for name, shown in RESULTS.items():
         path = ROOT / "results" / shown.folder / "table.json"
         content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"numbers": []}
-        here = any(shown.part in ("", number["part"]) for number in content["numbers"])  # --only may have excluded it
+        here = any(shown.part in ("", part) for part in measured_parts(content))  # --only may have excluded it
         found[name] = of_results(content, shown.part, shown.kind) if here else f"Not measured yet: `{shown.command}`"
     return found
 

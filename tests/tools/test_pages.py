@@ -53,6 +53,12 @@ def test_the_comparison_shows_ours_beside_the_papers_and_leaves_out_what_was_not
     assert pages.of_results(content, "", "plain").startswith("**Digits**\n\n| | 20 %: RA")
 
 
+def test_parts_without_any_run_are_left_out(pages: Any) -> None:
+    numbers = [number("FATBN", "20 %", "RA", None, 41.9), {**number("FATBN", "20 %", "RA", None), "part": "MNIST"}]
+    content = {"seeds": [1], "threat": "pixel", "numbers": numbers}
+    assert pages.of_results(content, "", "plain") == "**Digits**\n\n| | 20 %: RA |\n|---|---|\n| FATBN | 41.9 |"
+
+
 def test_a_run_that_stopped_says_so_and_costs_are_shown_only_where_there_are_any(pages: Any) -> None:
     stopped = {**number("off", "SVHN", "RA", None), "stopped": {"1": 12}}
     assert pages.comparison({"seeds": [1], "threat": "pixel", "numbers": [stopped]}, "Digits") == (
