@@ -58,12 +58,12 @@ def _ordered(bounds: tuple[float, float]) -> tuple[float, float]:
     return bounds
 
 
-Share: TypeAlias = Annotated[JsonNumber, AfterValidator(_share)]
+AccuracyValue: TypeAlias = Annotated[JsonNumber, AfterValidator(_share)]
 """An accuracy: NaN or 57 in a record would be printed as if it had been measured."""
-Length: TypeAlias = Annotated[JsonNumber, AfterValidator(_length)]
+NonNegative: TypeAlias = Annotated[JsonNumber, AfterValidator(_length)]
 """A number of seconds, a learning rate or an ε."""
-Interval: TypeAlias = Annotated[tuple[Share, Share], Strict(False), AfterValidator(_ordered)]
-Count: TypeAlias = Annotated[int, Field(ge=0, le=2**53)]
+Interval: TypeAlias = Annotated[tuple[AccuracyValue, AccuracyValue], Strict(False), AfterValidator(_ordered)]
+RecordedCount: TypeAlias = Annotated[int, Field(ge=0, le=2**53)]
 """A number of rounds or samples; larger ones cannot be drawn."""
 _COLUMN = re.compile(r"[sr]a([ @\[].*)?", re.DOTALL)
 """The names of accuracies, see `fedrbn.evaluation.summary`."""
@@ -93,7 +93,7 @@ class FailureRecord(Line):
     """A client that did not finish a round, and why; rounds count from 1."""
 
     client: str
-    round: Count
+    round: RecordedCount
     cause: str
 
 
@@ -103,7 +103,7 @@ Failures: TypeAlias = Annotated[tuple[FailureRecord, ...], Strict(False)]
 class StopRecord(Line):
     """A round that too few clients finished."""
 
-    round: Count
+    round: RecordedCount
     failures: Failures = ()
 
 
@@ -115,7 +115,7 @@ class Origin(Line):
     data: str = ""
     attack: str = ""
     """The label of the main attack, the one of `ra`."""
-    eps: Length | None = None
+    eps: NonNegative | None = None
     """ε of the attack in the config, in pixels."""
     threat: str = ""
     predict: str = ""
@@ -127,9 +127,9 @@ class Origin(Line):
 class RoundRecord(Origin):
     """A finished round."""
 
-    round: Count
+    round: RecordedCount
     """Rounds count from 1."""
-    lr: Length | None = None
+    lr: NonNegative | None = None
     clients: dict[str, dict[str, JsonNumber]]
     """The measurements of each client whose update was used: loss, seconds …"""
     failures: Failures = ()
@@ -137,9 +137,9 @@ class RoundRecord(Origin):
     """A warning that training diverges, and where."""
     duties: dict[str, dict[str, JsonNumber | None]] | None = None
     """The duty of each client, if duties can change from round to round."""
-    validation: dict[str, Share | None] | None = None
+    validation: dict[str, AccuracyValue | None] | None = None
     """See `validated`; None if this round was not validated."""
-    seconds: Length = 0.0
+    seconds: NonNegative = 0.0
 
     @property
     def losses(self) -> dict[str, float]:
@@ -180,7 +180,7 @@ class RoundRecord(Origin):
 class AttackRecord(Line):
     """An attack of an evaluation."""
 
-    eps: Length | None
+    eps: NonNegative | None
     settings: str
     in_config: bool = False
     """Whether it is the attack of the run's config."""
@@ -266,17 +266,17 @@ class EvaluationRecord(Origin):
     attacks: dict[str, AttackRecord]
     deployment: str
     part: str
-    round: Count
+    round: RecordedCount
     labels: dict[str, str]
     """The names of the domains in tables."""
     samples_digest: str
     users: dict[str, UserRecord]
-    domains: dict[str, dict[str, Share]]
-    mean: dict[str, Share]
+    domains: dict[str, dict[str, AccuracyValue]]
+    mean: dict[str, AccuracyValue]
     interval: dict[str, Interval]
     """The 95 % interval of the mean."""
-    samples: dict[str, Count]
-    worst_domain: dict[str, Share]
+    samples: dict[str, RecordedCount]
+    worst_domain: dict[str, AccuracyValue]
     unanswered: dict[str, str] = {}
     """Clients that could not be evaluated, and why."""
     checks: Annotated[tuple[CheckRecord, ...], Strict(False)] | None = None

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -220,9 +219,9 @@ def _read_onnx(path: Path) -> ModelFile:
     options.log_severity_level = 4  # the error below reports problems; no log on the terminal
     try:
         content = read_named(path, _MOST_ONNX)
-        with TemporaryDirectory() as empty:  # the only folder in which the model may name files with weights
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
-            session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        # The model may name files with weights only in this folder. It is a file, so there is nothing in it to open.
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.absolute()))
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         described = session.get_modelmeta().custom_metadata_map.get(KEY)
     except Exception as error:  # onnxruntime has a dozen error classes without a common base
         raise ModelFileError(f"got {path}, which onnxruntime cannot read ({error}); expected an ONNX model.") from None
