@@ -114,7 +114,7 @@ def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_search")
 def test_the_checklist_is_that_of_fedrbn_evaluate(networks: Trained) -> None:
     verdicts = {verdict.name: verdict for verdict in checklist(networks, assemble(networks.experiment))}
-    assert len(verdicts) == 13
+    assert len(verdicts) == 14
     within = verdicts["adversarial images stay in [0, 1] and in the ball"]
     assert within.passed
     assert (within.column, within.detail, within.allowed) == ("ra", "not at 0.0% of images", "at most 0.0%")
