@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,3 +22,13 @@ def test_a_terminal_without_greek_letters_gets_escapes(encoding: str, monkeypatc
     sys.stdout.flush()
     assert end.value.code == 0
     assert ("λ" if encoding == "utf-8" else "\\u03bb") in page.getvalue().decode(encoding)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full does not exist here")
+def test_output_on_a_full_disk_is_an_error_message() -> None:
+    command = [sys.executable, "-c", "from fedrbn.cli import main; main()", "settings"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    assert "got no space for the output; expected a disk with free space." in ended.stderr
+    assert "Traceback" not in ended.stderr
